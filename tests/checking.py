@@ -1,0 +1,32 @@
+"""How the op tests compare: layouts that an input can arrive in, bit equality, opcheck."""
+
+import torch
+
+
+def layouts(x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The same values as ``x`` (at least 2-D) in the memory layouts that callers produce."""
+    wide = torch.full((*x.shape[:-1], x.shape[-1] + 7), 99.0).to(x)
+    wide[..., 3 : 3 + x.shape[-1]] = x
+    sparse = torch.full((*x.shape[:-1], 2 * x.shape[-1]), 99.0).to(x)
+    sparse[..., ::2] = x
+    return {
+        "contiguous": x.contiguous(),
+        "offset slice": wide[..., 3 : 3 + x.shape[-1]],
+        "transposed": x.transpose(0, -1).contiguous().transpose(0, -1),
+        "outer transposed": x.transpose(0, -2).contiguous().transpose(0, -2),
+        "stride 2": sparse[..., ::2],
+    }
+
+
+def assert_bit_equal(actual: torch.Tensor, expected: torch.Tensor, message: str = "") -> None:
+    """Same shape, dtype and values; NaN equals NaN."""
+    assert actual.shape == expected.shape, f"{message} shape {actual.shape} != {expected.shape}"
+    assert actual.dtype == expected.dtype, f"{message} dtype {actual.dtype} != {expected.dtype}"
+    actual, expected = actual.cpu(), expected.cpu()
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True, msg=lambda m: f"{message} {m}")
+
+
+def opcheck(op: torch._ops.OpOverload, args: tuple, kwargs: dict | None = None) -> None:
+    """torch's own checks: schema, fake tensor against the real one (strides too), dynamic shapes under AOT dispatch."""
+    result = torch.library.opcheck(op, args, kwargs or {}, raise_exception=True)
+    assert set(result.values()) == {"SUCCESS"}, result

@@ -1,0 +1,23 @@
+"""Argument checks of the meta kernels: the same rules and words as the native ones."""
+
+import torch
+
+FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def check(condition: bool, message: str) -> None:
+    """Raises ValueError with ``message`` unless ``condition`` holds."""
+    if not condition:
+        raise ValueError(message)
+
+
+def check_float_dtype(op: str, argument: str, dtype: torch.dtype) -> None:
+    """Raises ValueError unless ``dtype`` is one of the floating-point dtypes that the ops take."""
+    if dtype not in FLOAT_DTYPES:
+        given = str(dtype).removeprefix("torch.")
+        raise ValueError(f"{op}: {argument} must be float32, bfloat16 or float16, got {given}")
+
+
+def shape_of(tensor: torch.Tensor) -> str:
+    """The shape as the native checks print it."""
+    return str(list(tensor.shape))
