@@ -1,0 +1,246 @@
+"""What the benchmarks share: alternating timings, the memory floor, the environment, tables, JSON and charts.
+
+A benchmark is a script with a list of cases::
+
+    bench = Bench("norm", __doc__)
+    for case in cases:
+        bench.row({"shape": ..., "dtype": ...}, {"ours": f, "eager": g, "stock": torch.compile(g)}, bytes_moved=n)
+    bench.finish()
+
+The columns of a row are timed in turns inside one process and the ratio is the median of the rounds' own ratios, so
+that a busy machine disturbs all columns alike; the ratio of the minima stands beside it as a check.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+
+Function = Callable[[], Any]
+
+
+@dataclass
+class Timing:
+    """Seconds of one call, one sample a round."""
+
+    samples: list[float]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.samples)
+
+    @property
+    def minimum(self) -> float:
+        return min(self.samples)
+
+    @property
+    def spread(self) -> float:
+        """The range that holds the middle half of the samples, relative to the median."""
+        low, _, high = statistics.quantiles(self.samples, n=4)
+        return (high - low) / self.median
+
+
+def ratio(slow: Timing, fast: Timing) -> float:
+    """How many times faster ``fast`` is: the median over the rounds of both."""
+    return statistics.median(a / b for a, b in zip(slow.samples, fast.samples, strict=True))
+
+
+def compare(functions: dict[str, Function], rounds: int = 15, device: str = "cpu") -> dict[str, Timing]:
+    """Times the functions in turns, after a warm-up that also compiles; a sample lasts a few milliseconds at least."""
+    sample = _sample_cuda if device == "cuda" else _sample_cpu
+    with torch.no_grad():
+        calls = {name: _calls_per_sample(f, sample) for name, f in functions.items()}
+        samples: dict[str, list[float]] = {name: [] for name in functions}
+        names = list(functions)
+        for i in range(rounds):
+            first = i % len(names)
+            for name in names[first:] + names[:first]:
+                samples[name].append(sample(functions[name], calls[name]))
+    return {name: Timing(s) for name, s in samples.items()}
+
+
+def _calls_per_sample(function: Function, sample: Callable[[Function, int], float], seconds: float = 4e-3) -> int:
+    for _ in range(3):
+        function()
+    return max(1, min(1000, int(seconds / sample(function, 2))))
+
+
+def _sample_cpu(function: Function, calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        function()
+    return (time.perf_counter() - start) / calls
+
+
+def _sample_cuda(function: Function, calls: int) -> float:
+    """Device time of a call with a cold L2 cache; the flush in front also hides the launch."""
+    events = []
+    for _ in range(calls):
+        _l2_flush().zero_()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        function()
+        end.record()
+        events.append((start, end))
+    torch.cuda.synchronize()
+    return statistics.median(start.elapsed_time(end) for start, end in events) * 1e-3
+
+
+@cache
+def _l2_flush() -> torch.Tensor:
+    size = torch.cuda.get_device_properties(0).L2_cache_size
+    return torch.empty(4 * max(size, 1 << 24), dtype=torch.uint8, device="cuda")
+
+
+@cache
+def bandwidth(device: str = "cpu") -> float:
+    """Bytes a second of a large copy, read plus written: the best of ten."""
+    a = torch.ones(1 << (28 if device == "cuda" else 26), dtype=torch.float32, device=device)
+    b = torch.empty_like(a)
+    sample = _sample_cuda if device == "cuda" else _sample_cpu
+    return 2 * a.nbytes / min(sample(lambda: b.copy_(a), 1) for _ in range(10))
+
+
+def floor_seconds(bytes_moved: int, device: str = "cpu") -> float:
+    """The least time that moving these bytes to or from memory takes."""
+    return bytes_moved / bandwidth(device)
+
+
+def environment(device: str = "cpu") -> dict[str, Any]:
+    """What a figure depends on: processor, threads, torch; the GPU and its driver."""
+    info: dict[str, Any] = {
+        "cpu": _cpu_model(),
+        "isa": os.environ.get("DEEPINFER_CPU_ISA", "best"),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+    if device == "cuda":
+        info["gpu"] = torch.cuda.get_device_name()
+        info["cuda"] = torch.version.cuda
+        with contextlib.suppress(OSError):
+            info["driver"] = Path("/proc/driver/nvidia/version").read_text().splitlines()[0]
+    return info
+
+
+def _cpu_model() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def write_json(name: str, rows: list[dict[str, Any]], device: str = "cpu") -> Path:
+    """Writes benchmarks/results/<name>-<device>.json with the environment beside the rows."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}-{device}.json"
+    path.write_text(json.dumps({"name": name, "environment": environment(device), "rows": rows}, indent=1) + "\n")
+    return path
+
+
+def write_plot(name: str, rows: list[dict[str, Any]], baseline: str, device: str = "cpu") -> Path:
+    """Writes a bar chart of the ratios to benchmarks/results/<name>-<device>.png."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise SystemExit("--plot needs matplotlib: pip install matplotlib") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 1 + 0.3 * len(rows)), layout="constrained")
+    labels = [", ".join(str(v) for v in row["case"].values()) for row in rows]
+    axes.barh(labels, [row["ratio"] for row in rows])
+    axes.axvline(1, color="black", linewidth=1)
+    axes.invert_yaxis()
+    axes.set_xlabel(f"times faster than {baseline}")
+    axes.set_title(f"{name} on {environment(device).get('gpu', _cpu_model())}")
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}-{device}.png"
+    figure.savefig(path, dpi=150)
+    return path
+
+
+class Bench:
+    """The rows of one benchmark: timed, printed as they come, saved at the end.
+
+    Arguments of every benchmark: --device, --rounds, --threads, --filter TEXT (only cases that mention it), --json,
+    --plot. A script adds its own to ``parser`` before it reads ``args``.
+    """
+
+    def __init__(self, name: str, description: str | None, baseline: str = "stock") -> None:
+        self.name, self.baseline = name, baseline
+        self.rows: list[dict[str, Any]] = []
+        self._header: list[str] = []
+        self.parser = argparse.ArgumentParser(description=description)
+        self.parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+        self.parser.add_argument("--rounds", type=int, default=15, help="samples of each column (default 15)")
+        self.parser.add_argument("--threads", type=int, help="CPU threads (default: torch's own choice)")
+        self.parser.add_argument("--filter", default="", metavar="TEXT", help="only cases whose values mention TEXT")
+        self.parser.add_argument("--json", action="store_true", help="save the rows to benchmarks/results")
+        self.parser.add_argument("--plot", action="store_true", help="save a chart to benchmarks/results (matplotlib)")
+
+    @property
+    def args(self) -> argparse.Namespace:
+        if not hasattr(self, "_args"):
+            self._args = self.parser.parse_args()
+            if self._args.threads:
+                torch.set_num_threads(self._args.threads)
+        return self._args
+
+    def wanted(self, case: dict[str, Any]) -> bool:
+        """Whether --filter lets the case through: ask before building expensive inputs."""
+        return self.args.filter in " ".join(f"{k}={v} {v}" for k, v in case.items())
+
+    def row(self, case: dict[str, Any], functions: dict[str, Function], bytes_moved: int | None = None) -> None:
+        """Times one case; the ratio is the baseline column over the first one."""
+        if not self.wanted(case):
+            return
+        torch._dynamo.reset()  # every case compiles for its own shapes
+        timings = compare(functions, self.args.rounds, self.args.device)
+        ours = next(iter(timings.values()))
+        row: dict[str, Any] = {
+            "case": case,
+            "seconds": {name: t.median for name, t in timings.items()},
+            "minimum": {name: t.minimum for name, t in timings.items()},
+            "spread": {name: t.spread for name, t in timings.items()},
+            "ratio": ratio(timings[self.baseline], ours),
+            "ratio_of_minima": timings[self.baseline].minimum / ours.minimum,
+        }
+        if bytes_moved is not None:
+            row["floor"] = floor_seconds(bytes_moved, self.args.device)
+        self.rows.append(row)
+        self._print(row)
+
+    def _print(self, row: dict[str, Any]) -> None:
+        cells = {name: str(value) for name, value in row["case"].items()}
+        for name, seconds in row["seconds"].items():
+            cells[f"{name} us"] = f"{seconds * 1e6:.1f} ±{row['spread'][name] * 50:.0f}%"
+        cells["floor us"] = f"{row['floor'] * 1e6:.1f}" if "floor" in row else ""
+        cells[f"x {self.baseline}"] = f"{row['ratio']:.2f}"
+        cells["x min"] = f"{row['ratio_of_minima']:.2f}"
+        widths = [24 if name in row["case"] else 15 for name in cells]
+        if list(cells) != self._header:
+            self._header = list(cells)
+            print("".join(name.ljust(width) for name, width in zip(cells, widths, strict=True)))
+        print("".join(cell.ljust(width) for cell, width in zip(cells.values(), widths, strict=True)), flush=True)
+
+    def finish(self) -> None:
+        """Prints the environment and writes what --json and --plot ask for."""
+        print(", ".join(f"{key} {value}" for key, value in environment(self.args.device).items()))
+        if self.args.json:
+            print("saved", write_json(self.name, self.rows, self.args.device))
+        if self.args.plot:
+            print("saved", write_plot(self.name, self.rows, self.baseline, self.args.device))
