@@ -1,8 +1,11 @@
 """The operators, one module per family. Each is also callable as ``torch.ops.deepinfer.<name>``."""
 
+from torch_deepinfer.ops.gemm import fused_experts, grouped_mm
 from torch_deepinfer.ops.norm import add_rms_norm, rms_norm
 
 __all__ = [
     "add_rms_norm",
+    "fused_experts",
+    "grouped_mm",
     "rms_norm",
 ]

@@ -1,0 +1,62 @@
+"""Reference of the gemm family."""
+
+import torch
+import torch.nn.functional as F
+
+
+def grouped_mm(
+    x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """See :func:`torch_deepinfer.ops.grouped_mm`."""
+    out = x.new_zeros(x.shape[0], weight.shape[2])
+    begin = 0
+    for expert, end in enumerate(offsets.tolist()):
+        product = (x[begin:end].float() @ weight[expert].float()).to(x.dtype)
+        out[begin:end] = product if bias is None else product + bias[expert]
+        begin = end
+    return out
+
+
+def _activate(
+    gate: torch.Tensor, up: torch.Tensor, activation: str, limit: float | None, alpha: float, up_offset: float
+) -> torch.Tensor:
+    if activation != "silu":
+        return F.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none") * up
+    if limit is not None:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    if alpha == 1 and up_offset == 0:
+        return F.silu(gate) * up
+    return (up + up_offset) * (gate * torch.sigmoid(gate * alpha))
+
+
+def fused_experts(
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    *,
+    gate_up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    activation: str = "silu",
+    interleaved: bool = False,
+    limit: float | None = None,
+    alpha: float = 1.0,
+    up_offset: float = 0.0,
+    first_expert: int = 0,
+) -> torch.Tensor:
+    """See :func:`torch_deepinfer.ops.fused_experts`."""
+    total = x.new_zeros(x.shape, dtype=torch.float32)
+    for j in range(topk_ids.shape[1]):
+        for expert in range(gate_up.shape[0]):
+            tokens = (topk_ids[:, j] == first_expert + expert).nonzero()[:, 0]
+            hidden = (x[tokens].float() @ gate_up[expert].float().t()).to(x.dtype)
+            if gate_up_bias is not None:
+                hidden = hidden + gate_up_bias[expert]
+            gate, up = (hidden[:, ::2], hidden[:, 1::2]) if interleaved else hidden.chunk(2, -1)
+            y = _activate(gate, up, activation, limit, alpha, up_offset)
+            y = (y.float() @ down[expert].float().t()).to(x.dtype)
+            if down_bias is not None:
+                y = y + down_bias[expert]
+            total[tokens] += topk_weights[tokens, j, None].float() * y.float()
+    return total.to(x.dtype)
