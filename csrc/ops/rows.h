@@ -5,30 +5,24 @@
 
 namespace deepinfer {
 
-// The rows of `t` without its last `inner` dimensions; neighbouring dimensions that one stride can describe are merged.
+// Adds a dimension inside the ones that `rows` has; it is merged into the last one if one stride can describe both.
+inline void append(const char* op, Rows& rows, int64_t size, int64_t stride) {
+  rows.count *= size;
+  if (size == 1) return;
+  if (rows.dims > 0 && rows.strides[rows.dims - 1] == size * stride) {
+    rows.sizes[rows.dims - 1] *= size;
+    rows.strides[rows.dims - 1] = stride;
+    return;
+  }
+  DI_CHECK(rows.dims < Rows::kMaxDims, op, ": more than ", int(Rows::kMaxDims), " non-mergeable leading dimensions");
+  rows.sizes[rows.dims] = size;
+  rows.strides[rows.dims++] = stride;
+}
+
+// The rows of `t` without its last `inner` dimensions.
 inline Rows rows_of(const char* op, const Tensor& t, int inner = 1) {
   Rows rows;
-  int64_t merged_sizes[64], merged_strides[64];
-  int n = 0;
-  for (int64_t d = 0; d + inner < t.dim(); ++d) {
-    int64_t size = t.size(d), stride = t.stride(d);
-    rows.count *= size;
-    if (size == 1) continue;
-    if (n > 0 && merged_strides[n - 1] == size * stride) {
-      merged_sizes[n - 1] *= size;
-      merged_strides[n - 1] = stride;
-    } else {
-      DI_CHECK(n < 64, op, ": tensors of more than 64 dimensions are not supported");
-      merged_sizes[n] = size;
-      merged_strides[n++] = stride;
-    }
-  }
-  DI_CHECK(n <= Rows::kMaxDims, op, ": more than ", int(Rows::kMaxDims), " non-mergeable leading dimensions");
-  rows.dims = n;
-  for (int i = 0; i < n; ++i) {
-    rows.sizes[i] = merged_sizes[i];
-    rows.strides[i] = merged_strides[i];
-  }
+  for (int64_t d = 0; d + inner < t.dim(); ++d) append(op, rows, t.size(d), t.stride(d));
   return rows;
 }
 

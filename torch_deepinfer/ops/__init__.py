@@ -2,10 +2,13 @@
 
 from torch_deepinfer.ops.gemm import fused_experts, grouped_mm
 from torch_deepinfer.ops.norm import add_rms_norm, rms_norm
+from torch_deepinfer.ops.rope import rotary_embedding, rotary_embedding_
 
 __all__ = [
     "add_rms_norm",
     "fused_experts",
     "grouped_mm",
     "rms_norm",
+    "rotary_embedding",
+    "rotary_embedding_",
 ]

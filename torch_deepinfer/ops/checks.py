@@ -14,8 +14,12 @@ def check(condition: bool, message: str) -> None:
 def check_float_dtype(op: str, argument: str, dtype: torch.dtype) -> None:
     """Raises ValueError unless ``dtype`` is one of the floating-point dtypes that the ops take."""
     if dtype not in FLOAT_DTYPES:
-        given = str(dtype).removeprefix("torch.")
-        raise ValueError(f"{op}: {argument} must be float32, bfloat16 or float16, got {given}")
+        raise ValueError(f"{op}: {argument} must be float32, bfloat16 or float16, got {name_of(dtype)}")
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """The dtype as the native checks print it: bfloat16."""
+    return str(dtype).removeprefix("torch.")
 
 
 def shape_of(tensor: torch.Tensor) -> str:

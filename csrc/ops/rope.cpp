@@ -1,0 +1,205 @@
+// rotary_embedding and rotary_embedding_: schemas, argument checks, outputs.
+
+#include "../cpu/rope.h"
+
+#include "../cpu/parallel.h"
+#include "check.h"
+#include "overlap.h"
+#include "rows.h"
+
+namespace deepinfer {
+
+namespace {
+
+struct Angles {
+  const Tensor& cos;
+  const Tensor& sin;
+  const std::optional<Tensor>& positions;
+};
+
+RopeStyle rope_style(const char* op, const std::string& name) {
+  if (name == "half") return RopeStyle::half;
+  if (name == "interleaved") return RopeStyle::interleaved;
+  if (name == "interleaved_to_half") return RopeStyle::interleaved_to_half;
+  fail(op, ": style must be half, interleaved or interleaved_to_half, got ", name);
+}
+
+template <typename Index>
+void check_range(const char* op, const Tensor& positions, int64_t cache_rows) {
+  const Tensor dense = torch::stable::contiguous(positions);
+  const Index* data = static_cast<const Index*>(dense.const_data_ptr());
+  for (int64_t i = 0; i < dense.numel(); ++i)
+    DI_CHECK(data[i] >= 0 && data[i] < cache_rows, op, ": positions must be in [0, ", cache_rows, "), got ", data[i]);
+}
+
+// Checks the arguments that q and k share and fills the part of `args` that they decide.
+void prepare(const char* op, RopeArgs& args, const Tensor& q, const std::optional<Tensor>& k, const Angles& angles,
+             const std::string& style, bool inverse, std::optional<int64_t> rotary_dim) {
+  const auto& [cos, sin, positions] = angles;
+  args.style = rope_style(op, style);
+  args.sin_sign = inverse ? -1.f : 1.f;
+  DI_CHECK(q.dim() >= 1, op, ": q must have at least one dimension");
+  args.dtype = float_dtype(op, "q", q);
+  args.head_size = q.size(q.dim() - 1);
+  args.rotary_dim = rotary_dim.value_or(args.head_size);
+  DI_CHECK(args.rotary_dim >= 2 && args.rotary_dim <= args.head_size && args.rotary_dim % 2 == 0, op,
+           ": rotary_dim must be even and in [2, ", args.head_size, "], got ", args.rotary_dim);
+  if (k) {
+    DI_CHECK(k->dim() >= 1 && k->size(k->dim() - 1) == args.head_size, op, ": k must have the last dimension of q, ",
+             args.head_size, ", got ", shape_of(*k));
+    DI_CHECK(k->scalar_type() == q.scalar_type(), op, ": k must have the dtype of q, ", name_of(q.scalar_type()),
+             ", got ", name_of(k->scalar_type()));
+    check_same_device(op, "k", *k, q);
+  }
+  args.table_dtype = float_dtype(op, "cos", cos);
+  DI_CHECK(sin.scalar_type() == cos.scalar_type(), op, ": sin must have the dtype of cos, ",
+           name_of(cos.scalar_type()), ", got ", name_of(sin.scalar_type()));
+  DI_CHECK(same_shape(sin, cos), op, ": sin must have the shape of cos, ", shape_of(cos), ", got ", shape_of(sin));
+  check_same_device(op, "cos", cos, q);
+  check_same_device(op, "sin", sin, q);
+  args.columns = cos.dim() ? cos.size(cos.dim() - 1) : 0;
+  DI_CHECK(args.columns == args.rotary_dim || args.columns * 2 == args.rotary_dim, op,
+           ": the last dimension of cos must be rotary_dim or half of it, ", args.rotary_dim, " or ",
+           args.rotary_dim / 2, ", got ", shape_of(cos));
+  args.round_products = args.dtype != DType::f32 && args.table_dtype == args.dtype;
+  if (positions) {
+    DI_CHECK(cos.dim() == 2, op, ": with positions, cos must be a cache [rows, columns], got ", shape_of(cos));
+    const auto dtype = positions->scalar_type();
+    DI_CHECK(dtype == ScalarType::Int || dtype == ScalarType::Long, op, ": positions must be int32 or int64, got ",
+             name_of(dtype));
+    check_same_device(op, "positions", *positions, q);
+    args.positions = positions->const_data_ptr();
+    args.wide_positions = dtype == ScalarType::Long;
+  }
+}
+
+// Strides of `t`, without its last `inner` dimensions, as it broadcasts to the leading dimensions of x.
+std::vector<int64_t> broadcast_strides(const char* op, const char* name, const Tensor& t, int inner,
+                                       const char* x_name, const Tensor& x) {
+  const int64_t dims = x.dim() - 1, given = t.dim() - inner;
+  std::vector<int64_t> strides(dims, 0);
+  bool fits = given <= dims;
+  for (int64_t d = 0; fits && d < given; ++d) {
+    const int64_t at = dims - given + d;
+    fits = t.size(d) == x.size(at) || t.size(d) == 1;
+    if (t.size(d) != 1) strides[at] = t.stride(d);
+  }
+  DI_CHECK(fits, op, ": ", name, " of shape ", shape_of(t), " does not broadcast to the leading dimensions of ",
+           x_name, ", ", shape_of(x));
+  return strides;
+}
+
+// The walk over the rows of x: dimensions along which the tables stay the same go inside, as the rows of a group.
+RopeTensor walk(const char* op, const char* name, const Tensor& x, const Tensor& out, const Angles& angles) {
+  RopeTensor walked{};
+  walked.in = x.const_data_ptr();
+  walked.out = const_cast<void*>(out.const_data_ptr());
+  const auto& [cos, sin, positions] = angles;
+  const auto cos_strides = positions ? broadcast_strides(op, "positions", *positions, 0, name, x)
+                                     : broadcast_strides(op, "cos", cos, 1, name, x);
+  const auto sin_strides = positions ? cos_strides : broadcast_strides(op, "sin", sin, 1, name, x);
+  for (int64_t d = 0; d + 1 < x.dim(); ++d) {
+    const bool same_angle = cos_strides[d] == 0 && sin_strides[d] == 0;
+    append(op, same_angle ? walked.in_rows : walked.in_groups, x.size(d), x.stride(d));
+    append(op, same_angle ? walked.out_rows : walked.out_groups, x.size(d), out.stride(d));
+    if (same_angle) continue;
+    append(op, positions ? walked.position_groups : walked.cos.groups, x.size(d), cos_strides[d]);
+    if (!positions) append(op, walked.sin.groups, x.size(d), sin_strides[d]);
+  }
+  auto table = [&](RopeTable& to, const Tensor& from) {
+    to.data = from.const_data_ptr();
+    to.row_stride = positions ? from.stride(0) : 0;
+    to.column_stride = from.stride(from.dim() - 1);
+  };
+  table(walked.cos, cos);
+  table(walked.sin, sin);
+  return walked;
+}
+
+void launch(const char* op, RopeArgs& args, const Angles& angles) {
+  if (const auto& positions = angles.positions)
+    args.wide_positions ? check_range<int64_t>(op, *positions, angles.cos.size(0))
+                        : check_range<int32_t>(op, *positions, angles.cos.size(0));
+  for (int i = 0; i < 2; ++i) {
+    const RopeTensor& x = args.tensors[i];
+    args.rows[i] = x.in ? x.in_groups.count * x.in_rows.count : 0;
+  }
+  cpu::parallel(cpu::rotary_embedding, args, args.rows[0] + args.rows[1], args.head_size * 4);
+}
+
+std::tuple<Tensor, Tensor> rotary_embedding(const Tensor& q, const std::optional<Tensor>& k, const Tensor& cos,
+                                            const Tensor& sin, const std::optional<Tensor>& positions,
+                                            const std::string& style, bool inverse,
+                                            std::optional<int64_t> rotary_dim) {
+  const char* op = "rotary_embedding";
+  RopeArgs args{};
+  const Angles angles{cos, sin, positions};
+  prepare(op, args, q, k, angles, style, inverse, rotary_dim);
+  Tensor dense_q = with_dense_rows(q), q_out = new_tensor(q, sizes_of(q), q.scalar_type());
+  args.tensors[0] = walk(op, "q", dense_q, q_out, angles);
+  std::optional<Tensor> dense_k;
+  Tensor k_out = new_tensor(q, k ? sizes_of(*k) : std::vector<int64_t>{0}, q.scalar_type());
+  if (k) args.tensors[1] = walk(op, "k", dense_k.emplace(with_dense_rows(*k)), k_out, angles);
+  launch(op, args, angles);
+  return {q_out, k_out};
+}
+
+void check_destination(const char* op, const char* name, const Tensor& x, const Angles& angles) {
+  DI_CHECK(!overlaps_itself(x), op, ": ", name,
+           " is written and must not be expanded or have elements that share memory");
+  DI_CHECK(!overlap(x, angles.cos) && !overlap(x, angles.sin), op, ": ", name,
+           " is written and must not share memory with cos or sin");
+  DI_CHECK(!angles.positions || !overlap(x, *angles.positions), op, ": ", name,
+           " is written and must not share memory with positions");
+}
+
+// Stand-in for a tensor whose rows can not be rotated where they lie: rows that are not dense, and interleaved_to_half,
+// whose outputs land on inputs that are still to be read.
+std::optional<Tensor> staging(const RopeArgs& args, const Tensor& x) {
+  const bool dense = x.stride(x.dim() - 1) == 1;
+  if (dense && args.style != RopeStyle::interleaved_to_half) return std::nullopt;
+  return new_tensor(x, sizes_of(x), x.scalar_type());
+}
+
+void rotary_embedding_(Tensor q, std::optional<Tensor> k, const Tensor& cos, const Tensor& sin,
+                       const std::optional<Tensor>& positions, const std::string& style, bool inverse,
+                       std::optional<int64_t> rotary_dim) {
+  const char* op = "rotary_embedding_";
+  RopeArgs args{};
+  const Angles angles{cos, sin, positions};
+  prepare(op, args, q, k, angles, style, inverse, rotary_dim);
+  check_destination(op, "q", q, angles);
+  if (k) {
+    check_destination(op, "k", *k, angles);
+    DI_CHECK(!overlap(q, *k), op, ": q and k are written and must not share memory");
+  }
+  Tensor dense_q = with_dense_rows(q);
+  const auto staged_q = staging(args, q);
+  args.tensors[0] = walk(op, "q", dense_q, staged_q.value_or(q), angles);
+  std::optional<Tensor> dense_k, staged_k;
+  if (k) {
+    staged_k = staging(args, *k);
+    args.tensors[1] = walk(op, "k", dense_k.emplace(with_dense_rows(*k)), staged_k.value_or(*k), angles);
+  }
+  launch(op, args, angles);
+  if (staged_q) torch::stable::copy_(q, *staged_q);
+  if (staged_k) torch::stable::copy_(*k, *staged_k);
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(deepinfer, m) {
+  m.def(
+      "rotary_embedding(Tensor q, Tensor? k, Tensor cos, Tensor sin, Tensor? positions=None, str style=\"half\","
+      " bool inverse=False, int? rotary_dim=None) -> (Tensor, Tensor)");
+  m.def(
+      "rotary_embedding_(Tensor(a!) q, Tensor(b!)? k, Tensor cos, Tensor sin, Tensor? positions=None,"
+      " str style=\"half\", bool inverse=False, int? rotary_dim=None) -> ()");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(deepinfer, CPU, m) {
+  m.impl("rotary_embedding", TORCH_BOX(&rotary_embedding));
+  m.impl("rotary_embedding_", TORCH_BOX(&rotary_embedding_));
+}
+
+}  // namespace deepinfer

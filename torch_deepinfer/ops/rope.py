@@ -1,0 +1,139 @@
+"""Rotary position embedding: pairs of elements turned by an angle per position (Su et al., 2021, arXiv 2104.09864)."""
+
+import torch
+
+from torch_deepinfer.ops.checks import check, check_float_dtype, name_of, shape_of
+
+STYLES = ("half", "interleaved", "interleaved_to_half")
+
+
+def rotary_embedding(
+    q: torch.Tensor,
+    k: torch.Tensor | None,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor | None = None,
+    style: str = "half",
+    inverse: bool = False,
+    rotary_dim: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rotates the first ``rotary_dim`` elements of every row of ``q`` and ``k``; the others pass through.
+
+    Args:
+        q: ``[..., head_size]``, float32, bfloat16 or float16, any strides.
+        k: ``[..., head_size]`` of the dtype of ``q``, or None. Its leading dimensions may differ from those of ``q``.
+        cos: the cosines, float32, bfloat16 or float16, any strides (also the stride 2 of ``torch.view_as_real``). The
+            last dimension is ``rotary_dim / 2``, one column a pair, or ``rotary_dim``, one column an output element.
+            Without ``positions`` the leading dimensions broadcast to those of ``q`` and ``k``: ``[B, 1, S, columns]``
+            for ``q`` of ``[B, heads, S, head_size]``.
+        sin: the sines, of the shape and dtype of ``cos``.
+        positions: int32 or int64, broadcast to the leading dimensions of ``q`` and of ``k`` (``[tokens, 1]`` for ``q``
+            of ``[tokens, heads, head_size]``). ``cos`` and ``sin`` are then caches ``[rows, columns]``.
+        style: which elements make a pair, with ``n = rotary_dim``.
+
+            - ``"half"``: ``i`` and ``i + n/2`` (Llama, GPT-NeoX)
+            - ``"interleaved"``: ``2i`` and ``2i + 1`` (GPT-J, and the product of complex numbers)
+            - ``"interleaved_to_half"``: ``2i`` and ``2i + 1``, written to ``i`` and ``i + n/2`` (DeepSeek-V3)
+        inverse: rotate by the negative angle. For ``"interleaved_to_half"`` the order of the outputs stays the same.
+        rotary_dim: even, default ``head_size``.
+
+    Returns:
+        ``(q, k)`` rotated, contiguous, in their own dtype; the second one is empty, ``[0]``, if ``k`` is None.
+
+    A pair ``(a, b)`` becomes ``(a cos - b sin, b cos + a sin)``. If the tables have the dtype of ``q``, each product
+    and the sum are rounded to it, as in ``q * cos + rotate_half(q) * sin``; otherwise the arithmetic is float32 and
+    only the result is rounded.
+
+    Raises:
+        ValueError: a wrong shape, dtype, device or style; on a CPU also a position outside the cache.
+    """
+    return torch.ops.deepinfer.rotary_embedding(q, k, cos, sin, positions, style, inverse, rotary_dim)
+
+
+def rotary_embedding_(
+    q: torch.Tensor,
+    k: torch.Tensor | None,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor | None = None,
+    style: str = "half",
+    inverse: bool = False,
+    rotary_dim: int | None = None,
+) -> None:
+    """:func:`rotary_embedding` in place: ``q`` and ``k`` are overwritten. They may be slices of one fused tensor.
+
+    Raises:
+        ValueError: as :func:`rotary_embedding`, with nothing written; also if ``q`` or ``k`` is expanded or has
+            elements that share memory with each other, with the other one, or with ``cos``, ``sin`` or ``positions``.
+    """
+    torch.ops.deepinfer.rotary_embedding_(q, k, cos, sin, positions, style, inverse, rotary_dim)
+
+
+def _check_broadcast(op: str, name: str, tensor: torch.Tensor, inner: int, x_name: str, x: torch.Tensor) -> None:
+    given, wanted = tensor.shape[: tensor.dim() - inner], x.shape[:-1]
+    fits = len(given) <= len(wanted)
+    if fits and given:
+        fits = all(g == 1 or g == w for g, w in zip(given, wanted[-len(given) :], strict=True))
+    check(
+        fits,
+        f"{op}: {name} of shape {shape_of(tensor)} does not broadcast to the leading dimensions of {x_name}, "
+        f"{shape_of(x)}",
+    )
+
+
+def _check(op, q, k, cos, sin, positions, style, rotary_dim) -> None:
+    check(style in STYLES, f"{op}: style must be half, interleaved or interleaved_to_half, got {style}")
+    check(q.dim() >= 1, f"{op}: q must have at least one dimension")
+    check_float_dtype(op, "q", q.dtype)
+    head_size = q.shape[-1]
+    n = head_size if rotary_dim is None else rotary_dim
+    check(2 <= n <= head_size and n % 2 == 0, f"{op}: rotary_dim must be even and in [2, {head_size}], got {n}")
+    if k is not None:
+        check(
+            k.dim() >= 1 and k.shape[-1] == head_size,
+            f"{op}: k must have the last dimension of q, {head_size}, got {shape_of(k)}",
+        )
+        check(k.dtype == q.dtype, f"{op}: k must have the dtype of q, {name_of(q.dtype)}, got {name_of(k.dtype)}")
+        check(k.device == q.device, f"{op}: k must be on the same device as the first argument")
+    check_float_dtype(op, "cos", cos.dtype)
+    check(
+        sin.dtype == cos.dtype, f"{op}: sin must have the dtype of cos, {name_of(cos.dtype)}, got {name_of(sin.dtype)}"
+    )
+    check(sin.shape == cos.shape, f"{op}: sin must have the shape of cos, {shape_of(cos)}, got {shape_of(sin)}")
+    for name, table in (("cos", cos), ("sin", sin)):
+        check(table.device == q.device, f"{op}: {name} must be on the same device as the first argument")
+    columns = cos.shape[-1] if cos.dim() else 0
+    check(
+        columns == n or columns * 2 == n,
+        f"{op}: the last dimension of cos must be rotary_dim or half of it, {n} or {n // 2}, got {shape_of(cos)}",
+    )
+    if positions is not None:
+        check(cos.dim() == 2, f"{op}: with positions, cos must be a cache [rows, columns], got {shape_of(cos)}")
+        check(
+            positions.dtype in (torch.int32, torch.int64),
+            f"{op}: positions must be int32 or int64, got {name_of(positions.dtype)}",
+        )
+        check(positions.device == q.device, f"{op}: positions must be on the same device as the first argument")
+    for x_name, x in (("q", q), ("k", k)):
+        if x is None:
+            continue
+        if positions is not None:
+            _check_broadcast(op, "positions", positions, 0, x_name, x)
+        else:
+            _check_broadcast(op, "cos", cos, 1, x_name, x)
+
+
+@torch.library.register_fake("deepinfer::rotary_embedding")
+def _rotary_embedding_meta(q, k, cos, sin, positions=None, style="half", inverse=False, rotary_dim=None):
+    _check("rotary_embedding", q, k, cos, sin, positions, style, rotary_dim)
+    return q.new_empty(q.shape), q.new_empty((0,) if k is None else k.shape)
+
+
+@torch.library.register_fake("deepinfer::rotary_embedding_")
+def _rotary_embedding_inplace_meta(q, k, cos, sin, positions=None, style="half", inverse=False, rotary_dim=None):
+    op = "rotary_embedding_"
+    _check(op, q, k, cos, sin, positions, style, rotary_dim)
+    for name, x in (("q", q), ("k", k)):
+        if x is not None:
+            expanded = any(isinstance(s, int) and s == 0 and n != 1 for n, s in zip(x.shape, x.stride(), strict=True))
+            check(not expanded, f"{op}: {name} is written and must not be expanded or have elements that share memory")

@@ -1,0 +1,64 @@
+"""Reference of the rope family."""
+
+import torch
+
+
+def _columns(table: torch.Tensor, rotary_dim: int, style: str) -> torch.Tensor:
+    """One column for each output element."""
+    if table.shape[-1] == rotary_dim:
+        return table
+    return table.repeat_interleave(2, -1) if style == "interleaved" else torch.cat([table, table], -1)
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, style: str, rotary_dim: int) -> torch.Tensor:
+    turned, rest = x[..., :rotary_dim], x[..., rotary_dim:]
+    cos, sin = _columns(cos, rotary_dim, style), _columns(sin, rotary_dim, style)
+    if style == "half":
+        a, b = turned.chunk(2, -1)
+    else:
+        a, b = turned[..., ::2], turned[..., 1::2]
+    if style == "interleaved":
+        turned, partner = turned, torch.stack([-b, a], -1).flatten(-2)
+    else:
+        turned, partner = torch.cat([a, b], -1), torch.cat([-b, a], -1)
+    if cos.dtype != x.dtype:
+        turned, partner, cos, sin = turned.float(), partner.float(), cos.float(), sin.float()
+    return torch.cat([(turned * cos + partner * sin).to(x.dtype), rest], -1)
+
+
+def rotary_embedding(
+    q: torch.Tensor,
+    k: torch.Tensor | None,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor | None = None,
+    style: str = "half",
+    inverse: bool = False,
+    rotary_dim: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See :func:`torch_deepinfer.ops.rotary_embedding`."""
+    if rotary_dim is None:
+        rotary_dim = q.shape[-1]
+    if positions is not None:
+        cos, sin = cos[positions.long()], sin[positions.long()]
+    if inverse:
+        sin = -sin
+    k_out = q.new_empty(0) if k is None else _rotate(k, cos, sin, style, rotary_dim)
+    return _rotate(q, cos, sin, style, rotary_dim), k_out
+
+
+def rotary_embedding_(
+    q: torch.Tensor,
+    k: torch.Tensor | None,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor | None = None,
+    style: str = "half",
+    inverse: bool = False,
+    rotary_dim: int | None = None,
+) -> None:
+    """See :func:`torch_deepinfer.ops.rotary_embedding_`."""
+    q_out, k_out = rotary_embedding(q, k, cos, sin, positions, style, inverse, rotary_dim)
+    q.copy_(q_out)
+    if k is not None:
+        k.copy_(k_out)
