@@ -5,6 +5,8 @@ Python. Only torch's headers and ``libtorch_cpu`` are needed to build; no CUDA t
 
 Every file under ``csrc/cpu`` that holds kernels is compiled once per instruction set (see ``ISAS``) and the best one is
 picked when the library is loaded. Ninja does the incremental part: a touched file rebuilds in seconds.
+
+CUDA kernels (``csrc/cuda/*.cuh``) are not compiled here: they are package data, compiled at run time by ``csrc/jit``.
 """
 
 import importlib.util
@@ -63,7 +65,7 @@ def ninja_file(build_dir: Path) -> str:
         f"flags = {' '.join(COMMON_FLAGS)} {include}",
         f"cxx = {os.environ.get('CXX', 'g++')}",
         "rule cc\n  command = $cxx -MMD -MF $out.d $flags $isa -c $in -o $out\n  depfile = $out.d\n  deps = gcc",
-        f"rule link\n  command = $cxx -shared -o $out $in -L{torch / 'lib'} -ltorch_cpu",
+        f"rule link\n  command = $cxx -shared -o $out $in -L{torch / 'lib'} -ltorch_cpu -ldl -lpthread",
     ]
     objects = []
 
@@ -72,7 +74,8 @@ def ninja_file(build_dir: Path) -> str:
         rules.append(f"build {name}: cc {source}\n  isa = {flags}")
         objects.append(name)
 
-    for source in sorted([*CSRC.glob("ops/*.cpp"), CSRC / "cpu/isa.cpp"]):
+    host_sources = [source for folder in ("ops", "jit", "cuda") for source in CSRC.glob(f"{folder}/*.cpp")]
+    for source in sorted([*host_sources, CSRC / "cpu/isa.cpp"]):
         compile_source(source)
     for source in sorted(set(CSRC.glob("cpu/*.cpp")) - {CSRC / "cpu/isa.cpp"}):
         for isa, flags in ISAS.items():

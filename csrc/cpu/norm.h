@@ -1,27 +1,10 @@
 #pragma once
 
+#include "../ops/norm.h"
 #include "isa.h"
-#include "types.h"
 
-namespace deepinfer {
+namespace deepinfer::cpu {
 
-enum class WeightForm : int { cast_mul, mul_cast, one_plus, none };
-
-struct RmsNormArgs {
-  const void* x;         // rows of `hidden_size` elements of `dtype`
-  const void* residual;  // added to x before the norm, or null
-  const void* weight;    // [hidden_size] of weight_dtype, dense; null for WeightForm::none
-  void* out;             // dense rows of out_dtype
-  void* sum;             // dense rows of `dtype`: x + residual; null without a residual
-  Rows x_rows, residual_rows;
-  int64_t hidden_size;
-  float eps;
-  WeightForm form;
-  DType dtype, weight_dtype, out_dtype;
-};
-
-namespace cpu {
 DEEPINFER_KERNEL(rms_norm, RmsNormArgs)
-}
 
-}  // namespace deepinfer
+}  // namespace deepinfer::cpu

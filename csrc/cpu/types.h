@@ -1,8 +1,20 @@
 // Plain types that pass from the op checks to the kernels of any device. No torch headers here: kernel files compile
-// in seconds and carry no inline code that a linker could share between instruction sets.
+// in seconds and carry no inline code that a linker could share between instruction sets. No functions either: NVRTC
+// reads this file too, and takes any for host code.
 #pragma once
 
+#if defined(__CUDACC_RTC__)  // which has no standard headers
+using int8_t = signed char;
+using uint8_t = unsigned char;
+using int16_t = short;
+using uint16_t = unsigned short;
+using int32_t = int;
+using uint32_t = unsigned int;
+using int64_t = long long;
+using uint64_t = unsigned long long;
+#else
 #include <cstdint>
+#endif
 
 namespace deepinfer {
 

@@ -1,8 +1,10 @@
-// rms_norm and add_rms_norm: schemas, argument checks, outputs.
+// rms_norm and add_rms_norm: schemas, argument checks, outputs. Only the launch depends on the device.
+
+#include "norm.h"
 
 #include "../cpu/norm.h"
-
 #include "../cpu/parallel.h"
+#include "../cuda/norm.h"
 #include "check.h"
 #include "rows.h"
 
@@ -47,7 +49,8 @@ Tensor prepare(const char* op, RmsNormArgs& args, const Tensor& x, const std::op
   return out;
 }
 
-void launch(const RmsNormArgs& args) {
+void launch(const RmsNormArgs& args, const Tensor& x) {
+  if (x.is_cuda()) return cuda::rms_norm(args, x.get_device_index());
   cpu::parallel(cpu::rms_norm, args, args.x_rows.count, args.hidden_size * 4);
 }
 
@@ -60,7 +63,7 @@ Tensor rms_norm(const Tensor& x, const std::optional<Tensor>& weight, double eps
   if (weight) args.weight = dense_weight.emplace(with_dense_rows(*weight)).const_data_ptr();
   args.x = dense_x.const_data_ptr();
   args.x_rows = rows_of(op, dense_x);
-  launch(args);
+  launch(args, x);
   return out;
 }
 
@@ -83,7 +86,7 @@ std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual,
   args.residual = dense_residual.const_data_ptr();
   args.residual_rows = rows_of(op, dense_residual);
   args.sum = sum.mutable_data_ptr();
-  launch(args);
+  launch(args, x);
   return {out, sum};
 }
 
@@ -96,9 +99,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(deepinfer, m) {
       " -> (Tensor, Tensor)");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(deepinfer, CPU, m) {
+void implement(auto& m) {
   m.impl("rms_norm", TORCH_BOX(&rms_norm));
   m.impl("add_rms_norm", TORCH_BOX(&add_rms_norm));
 }
+
+STABLE_TORCH_LIBRARY_IMPL(deepinfer, CPU, m) { implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(deepinfer, CUDA, m) { implement(m); }
 
 }  // namespace deepinfer

@@ -1,0 +1,180 @@
+// What every CUDA kernel builds on: element types and their conversions, wide memory accesses, sums over the threads of
+// a row, and the hand-over between kernels. Device code only; includes nothing of CUDA, so that NVRTC needs no headers.
+//
+// Compiled with --fmad=false: a product and a sum are rounded apart, as on the CPU. Write fmaf() where one is meant.
+#pragma once
+
+#include "../cpu/types.h"
+
+#define DEVICE __device__ __forceinline__
+
+namespace deepinfer {
+
+struct bf16 { uint16_t bits; };
+struct f16 { uint16_t bits; };
+
+template <DType> struct ElementOf;
+template <> struct ElementOf<DType::f32> { using type = float; };
+template <> struct ElementOf<DType::bf16> { using type = bf16; };
+template <> struct ElementOf<DType::f16> { using type = f16; };
+template <DType dtype> using Element = typename ElementOf<dtype>::type;
+
+// ---- conversions, to nearest even ----
+
+DEVICE float to_float(float x) { return x; }
+DEVICE float to_float(bf16 x) { return __uint_as_float(uint32_t(x.bits) << 16); }
+DEVICE float to_float(f16 x) {
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+  return y;
+}
+
+template <typename T> DEVICE T from_float(float x);
+template <> DEVICE float from_float<float>(float x) { return x; }
+template <> DEVICE bf16 from_float<bf16>(float x) {
+  bf16 y;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+  return y;
+}
+template <> DEVICE f16 from_float<f16>(float x) {
+  f16 y;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+  return y;
+}
+
+// x as it is after being stored as a T.
+template <typename T> DEVICE float round_to(float x) { return to_float(from_float<T>(x)); }
+
+// ---- memory ----
+
+constexpr int kVectorBytes = 16;  // the widest access of one thread
+
+template <typename T, int n>
+struct alignas(n * sizeof(T) < kVectorBytes ? n * sizeof(T) : kVectorBytes) Vec {
+  T at[n];
+};
+
+// How a load leaves the L1 cache: data that is read once should not push out data that is read by every block.
+enum class Reuse { once, often };
+
+// No load here uses the read-only path (ld.global.nc): with programmatic dependent launch a kernel is running, though
+// waiting, while the kernel before it writes. The volatile assembly stays behind wait_for_previous_kernel().
+template <Reuse reuse, typename T, int n>
+DEVICE Vec<T, n> load_access(const T* p) {
+  constexpr int bytes = n * sizeof(T);
+  static_assert(bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8 || bytes == 16, "no such access");
+  Vec<T, n> v;
+  if constexpr (bytes == 16) {
+    auto* words = reinterpret_cast<uint32_t*>(&v);
+    if constexpr (reuse == Reuse::once)
+      asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]) : "l"(p));
+    else
+      asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]) : "l"(p));
+  } else if constexpr (bytes == 8) {
+    auto* words = reinterpret_cast<uint32_t*>(&v);
+    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(words[0]), "=r"(words[1]) : "l"(p));
+  } else if constexpr (bytes == 4) {
+    asm volatile("ld.global.u32 %0, [%1];" : "=r"(*reinterpret_cast<uint32_t*>(&v)) : "l"(p));
+  } else if constexpr (bytes == 2) {
+    asm volatile("ld.global.u16 %0, [%1];" : "=h"(*reinterpret_cast<uint16_t*>(&v)) : "l"(p));
+  } else {
+    uint32_t byte;
+    asm volatile("ld.global.u8 %0, [%1];" : "=r"(byte) : "l"(p));
+    *reinterpret_cast<uint8_t*>(&v) = uint8_t(byte);
+  }
+  return v;
+}
+
+// Elements [first, first + n) of a row of `size`, which is a multiple of `access`; zero past its end. `access` is the
+// number of elements that the alignment of the row lets one instruction move.
+template <Reuse reuse, int access, int n, typename T>
+DEVICE Vec<T, n> load_vector(const T* row, int64_t first, int64_t size) {
+  constexpr int widest = kVectorBytes / sizeof(T);
+  constexpr int step = access < widest ? access : widest;
+  Vec<T, n> v;
+#pragma unroll
+  for (int i = 0; i < n; i += step) {
+    Vec<T, step> part{};
+    if (first + i < size) part = load_access<reuse, T, step>(row + first + i);
+#pragma unroll
+    for (int j = 0; j < step; ++j) v.at[i + j] = part.at[j];
+  }
+  return v;
+}
+
+template <int access, int n, typename T>
+DEVICE void store_vector(T* row, int64_t first, int64_t size, const Vec<T, n>& v) {
+  constexpr int widest = kVectorBytes / sizeof(T);
+  constexpr int step = access < widest ? access : widest;
+#pragma unroll
+  for (int i = 0; i < n; i += step) {
+    Vec<T, step> part;
+#pragma unroll
+    for (int j = 0; j < step; ++j) part.at[j] = v.at[i + j];
+    if (first + i < size) *reinterpret_cast<Vec<T, step>*>(row + first + i) = part;
+  }
+}
+
+// The offset of a row in elements. `strided`: more than one stride describes the rows.
+template <bool strided>
+DEVICE int64_t row_offset(const Rows& rows, int64_t row) {
+  if constexpr (!strided) return rows.dims == 0 ? 0 : row * rows.strides[0];
+  int64_t offset = 0;
+  if (row <= 0xffffffff) {  // a 64-bit division takes many times as long
+    uint32_t rest = uint32_t(row);
+    for (int d = rows.dims - 1; d > 0; --d) {
+      const uint32_t size = uint32_t(rows.sizes[d]);
+      offset += int64_t(rest % size) * rows.strides[d];
+      rest /= size;
+    }
+    return offset + int64_t(rest) * rows.strides[0];
+  }
+  for (int d = rows.dims - 1; d > 0; --d) {
+    offset += row % rows.sizes[d] * rows.strides[d];
+    row /= rows.sizes[d];
+  }
+  return offset + row * rows.strides[0];
+}
+
+// ---- sums over threads ----
+
+// The sum over groups of `lanes` neighbouring threads, in every one of them: a power of two up to 32, or all threads of
+// the block, a multiple of 32. The order of the additions depends on `lanes` only. The block form may be used once a
+// kernel for each `scratch`.
+template <int lanes>
+DEVICE float sum_over(float x, float* scratch) {
+  constexpr int width = lanes < 32 ? lanes : 32;
+#pragma unroll
+  for (int step = width / 2; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffff, x, step, 32);
+  if constexpr (lanes > 32) {
+    constexpr int warps = lanes / 32;
+    static_assert(lanes % 32 == 0 && warps <= 32);
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = threadIdx.x % 32 < warps ? scratch[threadIdx.x % 32] : 0.f;
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffff, x, step, 32);
+  }
+  return x;
+}
+
+// ---- between kernels (programmatic dependent launch) ----
+
+// Until everything that the stream's earlier kernels wrote is there. Nothing in device memory may be read or written
+// before, the weights neither: the kernel before may have made them.
+DEVICE void wait_for_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Lets the next kernel of the stream take its place on the processors; it waits as above before it reads.
+DEVICE void let_next_kernel_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+}  // namespace deepinfer
