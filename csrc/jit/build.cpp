@@ -37,14 +37,16 @@ struct Request {
 };
 
 bool is_identifier(const std::string& name) {
-  auto good = [](char c) { return c == '_' || (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); };
-  return !name.empty() && std::find_if_not(name.begin(), name.end(), good) == name.end();
+  constexpr const char* kGood = "_0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+  return !name.empty() && name.find_first_not_of(kGood) == name.npos;
 }
 
+// "sm_90", "sm_90a", "sm_100f"
 bool is_arch(const std::string& arch) {
-  if (!arch.starts_with("sm_") || !is_identifier(arch)) return false;
-  const size_t digits = arch.find_first_not_of("0123456789", 3);
-  return digits > 4 && (digits == arch.npos || (digits + 1 == arch.size() && (arch.back() == 'a' || arch.back() == 'f')));
+  if (!arch.starts_with("sm_")) return false;
+  const size_t end = std::min(arch.find_first_not_of("0123456789", 3), arch.size());
+  const std::string suffix = arch.substr(end);
+  return end >= 5 && (suffix.empty() || suffix == "a" || suffix == "f");
 }
 
 Request request_for(const Compiler& compiler, const std::string& name, const std::string& text, const std::string& arch,

@@ -1,6 +1,6 @@
 #include "compiler.h"
 
-#include <dlfcn.h>
+#include <pthread.h>
 
 #include <mutex>
 #include <stdexcept>
@@ -11,9 +11,19 @@ namespace deepinfer::jit {
 
 namespace {
 
-std::mutex mutex;
-std::vector<std::string> package_folders;
-std::shared_ptr<const Compiler> chosen;
+struct State {
+  std::mutex mutex;
+  std::vector<std::string> package_folders;
+  std::shared_ptr<const Compiler> chosen;
+};
+
+// A forked child starts afresh, as in build.cpp: the mutex may have been held, and NVRTC in the middle of something.
+State* state = new State;
+[[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, [] {
+  auto fresh = new State;
+  fresh->package_folders = state->package_folders;
+  state = fresh;
+});
 
 [[noreturn]] void throw_no_compiler(const std::string& wanted, const std::string& tried) {
   throw std::runtime_error(
@@ -26,22 +36,22 @@ std::shared_ptr<const Compiler> chosen;
 }  // namespace
 
 void add_package_folders(const std::vector<std::string>& folders) {
-  std::lock_guard lock(mutex);
-  package_folders.insert(package_folders.end(), folders.begin(), folders.end());
+  std::lock_guard lock(state->mutex);
+  state->package_folders.insert(state->package_folders.end(), folders.begin(), folders.end());
 }
 
 std::shared_ptr<const Compiler> cuda_compiler() {
-  std::lock_guard lock(mutex);
-  if (chosen) return chosen;
+  std::lock_guard lock(state->mutex);
+  if (state->chosen) return state->chosen;
   const std::string wanted = environment("DEEPINFER_JIT_COMPILER");
   if (!wanted.empty() && wanted != "nvrtc" && wanted != "nvcc")
     throw std::invalid_argument("DEEPINFER_JIT_COMPILER must be nvrtc or nvcc, got " + wanted);
   std::string tried;
   std::shared_ptr<const Compiler> found;
-  if (wanted != "nvcc") found = find_nvrtc(package_folders, tried);
+  if (wanted != "nvcc") found = find_nvrtc(state->package_folders, tried);
   if (!found && wanted != "nvrtc") found = find_nvcc(tried);
   if (!found) throw_no_compiler(wanted.empty() ? "NVRTC and no nvcc" : wanted == "nvcc" ? "nvcc" : "NVRTC", tried);
-  return chosen = found;
+  return state->chosen = found;
 }
 
 void throw_compile_error(const Compiler& compiler, const CompileJob& job, const std::string& message) {

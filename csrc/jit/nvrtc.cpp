@@ -99,7 +99,7 @@ class Nvrtc final : public Compiler {
     if (lib.log_size(program, &size) == 0 && size > 1) {
       result.log.resize(size);
       lib.log(program, result.log.data());
-      result.log.resize(size - 1);  // without the final NUL
+      result.log.resize(result.log.find_last_not_of('\0') + 1);
     }
     if (error) throw_compile_error(*this, job, result.log.empty() ? lib.error_string(error) : result.log);
     if (lib.cubin_size(program, &size) || size == 0) throw_compile_error(*this, job, "NVRTC returned no machine code");
