@@ -1,0 +1,162 @@
+// moe_expert_map, moe_permute and moe_unpermute: schemas, argument checks, outputs.
+
+#include "../cpu/moe_dispatch.h"
+
+#include <limits>
+
+#include "../cpu/parallel.h"
+#include "check.h"
+#include "rows.h"
+
+namespace deepinfer {
+
+namespace {
+
+constexpr int64_t kMaxRows = std::numeric_limits<int32_t>::max();
+constexpr int64_t kSlotsPerThread = 8192;  // sorting fewer is quicker than waking a thread
+
+void check_matrix(const char* op, const char* argument, const Tensor& t, const char* dims) {
+  DI_CHECK(t.dim() == 2, op, ": ", argument, " must be 2-D, [", dims, "], got shape ", shape_of(t));
+}
+
+void check_map(const char* op, const char* argument, const Tensor& map, const Tensor& x) {
+  DI_CHECK(map.scalar_type() == ScalarType::Int, op, ": ", argument, " must be int32, got ",
+           name_of(map.scalar_type()));
+  check_same_device(op, argument, map, x);
+}
+
+// Every index is -1 or below `limit`.
+void check_indices(const char* op, const char* argument, const int32_t* indices, int64_t count, int64_t limit) {
+  for (int64_t i = 0; i < count; ++i)
+    DI_CHECK(indices[i] >= -1 && indices[i] < limit, op, ": ", argument, " must lie in [-1, ", limit, "), got ",
+             indices[i]);
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> moe_expert_map(const Tensor& topk_ids, int64_t num_experts,
+                                                          int64_t alignment, int64_t first_expert,
+                                                          std::optional<int64_t> num_local_experts) {
+  const char* op = "moe_expert_map";
+  check_matrix(op, "topk_ids", topk_ids, "tokens, topk");
+  const ScalarType id_type = topk_ids.scalar_type();
+  DI_CHECK(id_type == ScalarType::Long || id_type == ScalarType::Int, op, ": topk_ids must be int64 or int32, got ",
+           name_of(id_type));
+  DI_CHECK(num_experts >= 1 && num_experts <= kMaxRows, op, ": num_experts must lie in [1, ", kMaxRows, "], got ",
+           num_experts);
+  DI_CHECK(alignment >= 1 && alignment <= kMaxRows, op, ": alignment must lie in [1, ", kMaxRows, "], got ",
+           alignment);
+  DI_CHECK(first_expert >= 0 && first_expert < num_experts, op, ": first_expert must lie in [0, ", num_experts,
+           "), got ", first_expert);
+  const int64_t local = num_local_experts.value_or(num_experts - first_expert);
+  DI_CHECK(local >= 1 && local <= num_experts - first_expert, op, ": num_local_experts must lie in [1, ",
+           num_experts - first_expert, "], got ", local);
+
+  ExpertMapArgs args{};
+  args.slots = topk_ids.size(0) * topk_ids.size(1);
+  DI_CHECK(args.slots <= kMaxRows - local * (alignment - 1), op, ": ", args.slots,
+           " slots with alignment ", alignment, " exceed the ", kMaxRows, " rows of an int32 map");
+  args.rows = (args.slots + local * (alignment - 1)) / alignment * alignment;
+  args.num_experts = num_experts;
+  args.first_expert = first_expert;
+  args.num_local_experts = local;
+  args.alignment = alignment;
+  args.wide_ids = id_type == ScalarType::Long;
+  Tensor ids = torch::stable::contiguous(topk_ids);
+  args.ids = ids.const_data_ptr();
+
+  const int64_t threads = torch::stable::get_num_threads();
+  args.chunks = std::max<int64_t>(1, std::min(threads, args.slots / kSlotsPerThread));
+  std::vector<int32_t> cursors(args.chunks * local);
+  std::vector<int64_t> invalid(args.chunks);
+  args.cursors = cursors.data();
+  args.invalid = invalid.data();
+  cpu::parallel(cpu::expert_count, args, args.chunks, kSlotsPerThread * 8);
+  for (int64_t slot : invalid)
+    if (slot >= 0)
+      fail(op, ": topk_ids must lie in [-1, ", num_experts, "), got ",
+           args.wide_ids ? static_cast<const int64_t*>(args.ids)[slot] : static_cast<const int32_t*>(args.ids)[slot]);
+
+  Tensor rows_to_slots = new_tensor(topk_ids, {args.rows}, ScalarType::Int);
+  Tensor slots_to_rows = new_tensor(topk_ids, sizes_of(topk_ids), ScalarType::Int);
+  Tensor offsets = new_tensor(topk_ids, {local + 1}, ScalarType::Int);
+  Tensor counts = new_tensor(topk_ids, {local}, ScalarType::Int);
+  args.rows_to_slots = static_cast<int32_t*>(rows_to_slots.mutable_data_ptr());
+  args.slots_to_rows = static_cast<int32_t*>(slots_to_rows.mutable_data_ptr());
+  args.offsets = static_cast<int32_t*>(offsets.mutable_data_ptr());
+  args.counts = static_cast<int32_t*>(counts.mutable_data_ptr());
+  cpu::expert_layout(args, 0, 1);
+  cpu::parallel(cpu::expert_place, args, args.chunks, kSlotsPerThread * 8);
+  return {rows_to_slots, slots_to_rows, offsets, counts};
+}
+
+Tensor moe_permute(const Tensor& x, const Tensor& rows_to_slots, int64_t topk) {
+  const char* op = "moe_permute";
+  check_matrix(op, "x", x, "tokens, hidden_size");
+  DI_CHECK(rows_to_slots.dim() == 1, op, ": rows_to_slots must be 1-D, got shape ", shape_of(rows_to_slots));
+  check_map(op, "rows_to_slots", rows_to_slots, x);
+  DI_CHECK(topk >= 1 && topk <= kMaxRows, op, ": topk must lie in [1, ", kMaxRows, "], got ", topk);
+  const int64_t rows = rows_to_slots.size(0), hidden_size = x.size(1);
+  Tensor map = torch::stable::contiguous(rows_to_slots);
+  MoePermuteArgs args{};
+  args.rows_to_slots = static_cast<const int32_t*>(map.const_data_ptr());
+  check_indices(op, "rows_to_slots", args.rows_to_slots, rows, x.size(0) * topk);
+
+  Tensor out = new_tensor(x, {rows, hidden_size}, x.scalar_type());
+  Tensor dense_x = with_dense_rows(x);
+  const int64_t element = x.element_size();
+  args.x = static_cast<const char*>(dense_x.const_data_ptr());
+  args.out = static_cast<char*>(out.mutable_data_ptr());
+  args.row_bytes = hidden_size * element;
+  args.row_stride = dense_x.stride(0) * element;
+  args.topk = topk;
+  cpu::parallel(cpu::moe_permute, args, rows, args.row_bytes * 2);
+  return out;
+}
+
+Tensor moe_unpermute(const Tensor& y, const Tensor& slots_to_rows, const std::optional<Tensor>& topk_weights) {
+  const char* op = "moe_unpermute";
+  check_matrix(op, "y", y, "rows, hidden_size");
+  MoeUnpermuteArgs args{};
+  args.dtype = float_dtype(op, "y", y);
+  check_matrix(op, "slots_to_rows", slots_to_rows, "tokens, topk");
+  check_map(op, "slots_to_rows", slots_to_rows, y);
+  const int64_t tokens = slots_to_rows.size(0);
+  args.hidden_size = y.size(1);
+  args.topk = slots_to_rows.size(1);
+  std::optional<Tensor> weights;
+  if (topk_weights) {
+    DI_CHECK(same_shape(*topk_weights, slots_to_rows), op, ": topk_weights must have the shape of slots_to_rows, ",
+             shape_of(slots_to_rows), ", got ", shape_of(*topk_weights));
+    check_same_device(op, "topk_weights", *topk_weights, y);
+    args.weights_dtype = float_dtype(op, "topk_weights", *topk_weights);
+    args.weights = weights.emplace(torch::stable::contiguous(*topk_weights)).const_data_ptr();
+  }
+  Tensor map = torch::stable::contiguous(slots_to_rows);
+  args.slots_to_rows = static_cast<const int32_t*>(map.const_data_ptr());
+  check_indices(op, "slots_to_rows", args.slots_to_rows, tokens * args.topk, y.size(0));
+
+  Tensor out = new_tensor(y, {tokens, args.hidden_size}, y.scalar_type());
+  Tensor dense_y = with_dense_rows(y);
+  args.y = dense_y.const_data_ptr();
+  args.row_stride = dense_y.stride(0);
+  args.out = out.mutable_data_ptr();
+  cpu::parallel(cpu::moe_unpermute, args, tokens, args.hidden_size * (args.topk + 1) * 4);
+  return out;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(deepinfer, m) {
+  m.def(
+      "moe_expert_map(Tensor topk_ids, int num_experts, *, int alignment=1, int first_expert=0,"
+      " int? num_local_experts=None) -> (Tensor, Tensor, Tensor, Tensor)");
+  m.def("moe_permute(Tensor x, Tensor rows_to_slots, int topk) -> Tensor");
+  m.def("moe_unpermute(Tensor y, Tensor slots_to_rows, Tensor? topk_weights=None) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(deepinfer, CPU, m) {
+  m.impl("moe_expert_map", TORCH_BOX(&moe_expert_map));
+  m.impl("moe_permute", TORCH_BOX(&moe_permute));
+  m.impl("moe_unpermute", TORCH_BOX(&moe_unpermute));
+}
+
+}  // namespace deepinfer
