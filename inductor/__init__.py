@@ -1,0 +1,16 @@
+"""``torch.compile(model, backend="deepinfer")``.
+
+The backend is found by name through its entry point. Importing this package registers it as well, for an environment
+that sees the package without its metadata.
+"""
+
+from torch._dynamo.backends.registry import list_backends, register_backend
+
+from torch_deepinfer.inductor.backend import deepinfer
+from torch_deepinfer.inductor.explain import explain
+from torch_deepinfer.inductor.report import PatternReport, Report, report
+
+if "deepinfer" not in list_backends(exclude_tags=()):
+    register_backend(deepinfer)
+
+__all__ = ["PatternReport", "Report", "deepinfer", "explain", "report"]

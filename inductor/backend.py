@@ -1,0 +1,103 @@
+"""``torch.compile(model, backend="deepinfer")``: Inductor, with our ops swapped in before it generates code."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._inductor import config as inductor_config
+from torch._inductor import list_mode_options
+from torch._inductor.compile_fx import compile_fx
+from torch.fx import GraphModule
+
+import torch_deepinfer  # noqa: F401  (compiled graphs call its ops)
+from torch_deepinfer.inductor import settings as settings_of
+from torch_deepinfer.inductor.passes import CountPass, SwapPass, compose
+from torch_deepinfer.inductor.rewrite import Rewrites
+
+_SWAP, _COUNT = "joint_custom_pre_pass", "post_grad_custom_post_pass"
+
+
+def deepinfer(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> Any:
+    """The backend. ``torch.compile`` calls it once for every graph.
+
+    Args:
+        mode: as for the default backend of ``torch.compile``.
+        options: options of Inductor, and our own, see :func:`torch_deepinfer.inductor.settings.parse`.
+        kwargs: passed on to ``compile_fx``.
+
+    Raises:
+        ValueError: an unknown option.
+        RuntimeError: an unknown mode.
+    """
+    return compile_graph(gm, example_inputs, Rewrites(), mode=mode, options=options, **kwargs)
+
+
+def compile_graph(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    done: Rewrites,
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> Any:
+    """As :func:`deepinfer`; leaves in ``done`` what was swapped, until the graph is lowered and it is counted."""
+    settings, inductor_options = settings_of.parse(options)
+    patches = {**(list_mode_options(mode) if mode else {}), **_checked(inductor_options)}
+    for option, ours in ((_SWAP, SwapPass(settings, done)), (_COUNT, CountPass(settings, done))):
+        patches[option] = compose(ours, patches.get(option, getattr(inductor_config, option)))
+    _keep_module_floats_constant(gm)
+    return compile_fx(gm, example_inputs, config_patches=patches, **kwargs)
+
+
+def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
+    known = inductor_config.get_config_copy()
+    checked = {key.replace("-", "_"): value for key, value in options.items()}
+    for key in checked:
+        if key not in known:
+            ours = ", ".join(settings_of.PREFIX + name for name in settings_of.OPTIONS)
+            raise ValueError(f"unknown option {key!r}: neither an option of Inductor nor one of ours, {ours}")
+    return checked
+
+
+def _keep_module_floats_constant(gm: GraphModule) -> None:
+    """With ``dynamic=True`` Dynamo makes every float of a module an input of the graph, and no eps is known any more.
+
+    A guard on such a float makes Dynamo trace again with its value; sizes stay dynamic. Floats that are arguments of
+    the compiled function, a temperature for instance, stay inputs.
+    """
+    for node in gm.graph.nodes:
+        example = node.meta.get("example_value")
+        if not isinstance(example, torch.SymFloat):
+            continue
+        # The float arrives as a 0-d tensor, out of which the graph takes the number.
+        arrives_as = node.args[0] if node.op == "call_method" and node.target == "item" else node
+        if _belongs_to_module(getattr(arrives_as, "_dynamo_source", None)):
+            example.node.guard_float(__file__, 0)
+
+
+def _belongs_to_module(source: Any) -> bool:
+    guard_source = getattr(source, "guard_source", None)
+    if callable(guard_source):  # a method before torch 2.12 or so, a property since
+        guard_source = guard_source()
+    return guard_source is not None and (
+        guard_source.is_specialized_nn_module() or guard_source.is_unspecialized_nn_module()
+    )
+
+
+def _reset() -> None:
+    """What ``torch._dynamo.reset()`` has to forget for this backend: recorded CUDA graphs."""
+    if torch.cuda.is_available():
+        from torch._inductor.cudagraph_trees import reset_cudagraph_trees
+
+        reset_cudagraph_trees()
+
+
+deepinfer.reset = _reset  # type: ignore[attr-defined]

@@ -1,0 +1,44 @@
+"""Which pattern is swapped on which device.
+
+A match is swapped only where the fused op is known to win against what Inductor makes of the unfused chain. The table
+holds the measured reason. ``options={"deepinfer.patterns": [...]}`` overrides it.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+CPU = "cpu"
+
+
+@dataclasses.dataclass(frozen=True)
+class Gate:
+    """``gain`` is what a swap brings against stock ``torch.compile``; ``reason`` says why a pattern is off."""
+
+    on: bool
+    gain: str = ""
+    reason: str = ""
+    max_rows: int | None = None
+
+
+ONE_KERNEL = "Inductor already makes one kernel of it"
+
+GATES: Mapping[tuple[str, str], Gate] = {
+    ("fused_experts", CPU): Gate(True),
+    ("moe_router", CPU): Gate(True),
+    ("add_rms_norm", CPU): Gate(False, reason=ONE_KERNEL),
+    ("rms_norm", CPU): Gate(False, reason=ONE_KERNEL),
+    ("rotary_embedding", CPU): Gate(False, reason="no gain measured over Inductor's two kernels"),
+    ("silu_and_mul", CPU): Gate(False, reason=ONE_KERNEL),
+    ("gelu_and_mul", CPU): Gate(False, reason=ONE_KERNEL),
+}
+
+
+def gate(pattern: str, device_type: str) -> Gate:
+    """The entry of the table; a pair that is missing is off."""
+    return GATES.get((pattern, device_type), Gate(False, reason=f"not measured on {device_type}"))
+
+
+def gain(pattern: str) -> str:
+    """The expected gain of a swap on the devices of the table, as text."""
+    known = [f"{entry.gain} on {device}" for (name, device), entry in GATES.items() if name == pattern and entry.gain]
+    return ", ".join(known) or "not measured"

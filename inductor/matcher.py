@@ -1,0 +1,293 @@
+"""Reading FX graphs: what a pattern returns, and the small questions that patterns ask about nodes.
+
+A pattern looks at one *anchor* node (a ``topk``, an ``rsqrt``, a ``cat``) and walks its neighbourhood. It answers
+
+- ``None``: this anchor has nothing to do with the pattern,
+- ``Miss``: it looks like the pattern but differs in a way that the fused op cannot express; the reason is reported,
+- ``Match``: these output nodes can be computed by this op from these arguments.
+
+Patterns never modify the graph, with one exception: arguments may be described as a :class:`Derived` view of a node,
+which is only created when the match is swapped in.
+"""
+
+import dataclasses
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+
+CAST = prims.convert_element_type.default
+LOW_PRECISION = (torch.bfloat16, torch.float16)
+FLOATS = (torch.float32, *LOW_PRECISION)
+
+
+@dataclasses.dataclass(frozen=True)
+class Derived:
+    """A view of ``node`` that does not exist in the graph yet: ``op(node, *args)``."""
+
+    op: OpOverload
+    node: "Node | Derived"
+    args: tuple[Any, ...]
+
+
+@dataclasses.dataclass
+class Match:
+    """``outputs[i]`` is the i-th result of ``op(*args, **kwargs)``; None where the graph has no use for it.
+
+    ``variant`` names the form that was found. With ``permutation`` every result is permuted before it replaces a node.
+    """
+
+    op: OpOverload
+    args: tuple[Any, ...]
+    outputs: tuple[Node | None, ...]
+    kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    variant: str = ""
+    permutation: list[int] | None = None
+
+    @property
+    def inputs(self) -> list[Node]:
+        """The nodes that the op reads."""
+        found = []
+        for given in (*self.args, *self.kwargs.values()):
+            while isinstance(given, Derived):
+                given = given.node
+            if isinstance(given, Node):
+                found.append(given)
+        return found
+
+
+@dataclasses.dataclass
+class Miss:
+    """Nearly the pattern; ``reason`` says what stands in the way."""
+
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Pattern:
+    """A matcher and the calls that it is tried on. ``name`` is also the name of the op that it swaps in."""
+
+    name: str
+    family: str
+    anchors: tuple[OpOverload, ...]
+    match: Callable[[Node], "Match | Miss | None"]
+
+
+def is_call(node: Any, *targets: Any) -> bool:
+    return isinstance(node, Node) and node.op == "call_function" and node.target in targets
+
+
+def value(node: Node) -> Any:
+    """The fake tensor (or tuple of them) that ``node`` produces."""
+    return node.meta["val"]
+
+
+def is_tensor(node: Any) -> bool:
+    return isinstance(node, Node) and isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def dtype_of(node: Node) -> torch.dtype:
+    return value(node).dtype
+
+
+def shape_of(node: Node) -> torch.Size:
+    return value(node).shape
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two sizes are equal without adding a guard."""
+    return statically_known_true(a == b)
+
+
+def same_shape(a: Node, b: Node) -> bool:
+    return len(shape_of(a)) == len(shape_of(b)) and all(map(same, shape_of(a), shape_of(b)))
+
+
+# [batch, heads, tokens, dim] <-> [batch, tokens, heads, dim]: models keep the second in memory and show the first.
+SWAP_HEADS = [0, 2, 1, 3]
+
+
+def is_dense(node: Node, order: list[int] | None = None) -> bool:
+    """Whether the tensor is contiguous once its dimensions are in this order."""
+    shape, stride, expected = shape_of(node), value(node).stride(), 1
+    order = list(range(len(shape))) if order is None else order
+    if len(order) != len(shape):
+        return False
+    for dim in reversed(order):
+        if not same(shape[dim], 1) and not same(stride[dim], expected):
+            return False
+        expected *= shape[dim]
+    return True
+
+
+def is_last_dim(node: Node, dim: int) -> bool:
+    """Whether ``dim`` is the last dimension of the tensor ``node``."""
+    return dim in (-1, value(node).dim() - 1)
+
+
+def argument(node: Node, position: int, name: str, default: Any = None) -> Any:
+    """An argument of a call, given by position or by name."""
+    if len(node.args) > position:
+        return node.args[position]
+    return node.kwargs.get(name, default)
+
+
+def users(node: Node, *targets: Any) -> list[Node]:
+    """The calls of ``targets`` that use ``node``."""
+    return [user for user in node.users if is_call(user, *targets)]
+
+
+def only_user(node: Node, *targets: Any) -> Node | None:
+    """The one user of ``node``, if it is a call of one of ``targets``."""
+    if len(node.users) != 1:
+        return None
+    user = next(iter(node.users))
+    return user if is_call(user, *targets) else None
+
+
+def item(node: Node, index: int) -> Node | None:
+    """The ``node[index]`` of a call with several results, if the graph uses it."""
+    for user in users(node, operator.getitem):
+        if user.args[1] == index:
+            return user
+    return None
+
+
+def result_of(node: Any, *targets: Any) -> tuple[Node, int] | None:
+    """``(call, index)`` if ``node`` is ``call[index]`` of a call of one of ``targets``."""
+    if not is_call(node, operator.getitem) or not is_call(node.args[0], *targets):
+        return None
+    return node.args[0], node.args[1]
+
+
+def depends_on(node: Node, ancestor: Node) -> bool:
+    """Whether ``node`` is computed from ``ancestor``."""
+    pending, seen = [node], set()
+    while pending:
+        current = pending.pop()
+        if current is ancestor:
+            return True
+        if current not in seen and ancestor < current:
+            seen.add(current)
+            pending.extend(current.all_input_nodes)
+    return False
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """``source[..., start : start + step * length : step]``."""
+
+    source: Node
+    start: int
+    length: int
+    step: int = 1
+
+
+def part(node: Any) -> Part | None:
+    """Which part of the last dimension of which tensor ``node`` is, when it comes from a slice, split or chunk."""
+    if is_call(node, aten.slice.Tensor):
+        source = node.args[0]
+        size, length = shape_of(source)[-1], shape_of(node)[-1]
+        start, step = argument(node, 2, "start") or 0, argument(node, 4, "step", 1)
+        if not is_last_dim(source, argument(node, 1, "dim", 0)) or not _all_ints(size, length, start, step):
+            return None
+        return Part(source, max(start + size, 0) if start < 0 else min(start, size), length, step)
+    found = result_of(node, aten.split.Tensor, aten.split_with_sizes.default)
+    if found is None:
+        return None
+    split, index = found
+    source, sizes = split.args[0], split.args[1]
+    if not is_last_dim(source, argument(split, 2, "dim", 0)):
+        return None
+    sizes = [sizes] * (index + 1) if isinstance(sizes, int) else sizes
+    length = shape_of(node)[-1]
+    return Part(source, sum(sizes[:index]), length) if _all_ints(length, *sizes) else None
+
+
+def _all_ints(*sizes: Any) -> bool:
+    return all(isinstance(size, int) for size in sizes)
+
+
+def is_split_in_halves(first: Part, second: Part) -> bool:
+    """Whether the two parts are the first and the second half of one tensor."""
+    half = first.length
+    halves = Part(first.source, 0, half), Part(first.source, half, half)
+    return (first, second) == halves and shape_of(first.source)[-1] == 2 * half
+
+
+def is_even_and_odd(first: Part, second: Part) -> bool:
+    """Whether the two parts are the even and the odd elements of one tensor."""
+    half = first.length
+    pairs = Part(first.source, 0, half, 2), Part(first.source, 1, half, 2)
+    return (first, second) == pairs and shape_of(first.source)[-1] == 2 * half
+
+
+def number(argument: Any) -> float | int | None:
+    """A constant, given as a Python number or as a 0-d tensor filled with one; None if compiling does not know it."""
+    if isinstance(argument, bool):
+        return None
+    if isinstance(argument, (int, float)):
+        return argument
+    if is_call(argument, CAST):
+        return number(argument.args[0])
+    if is_call(argument, aten.scalar_tensor.default):
+        return number(argument.args[0])
+    if is_call(argument, aten.full.default) and len(argument.args[0]) == 0:
+        return number(argument.args[1])
+    return None
+
+
+def is_number(argument: Any, expected: float) -> bool:
+    return number(argument) == expected
+
+
+def commuted(node: Node) -> Iterator[tuple[Any, Any]]:
+    """The two operands of a commutative call in both orders."""
+    yield node.args[0], node.args[1]
+    yield node.args[1], node.args[0]
+
+
+def uncast(node: Any, *sources: torch.dtype) -> Any:
+    """``node`` without a cast from one of ``sources`` in front of it."""
+    if is_call(node, CAST) and dtype_of(node.args[0]) in sources:
+        return node.args[0]
+    return node
+
+
+def cast_to(node: Any, dtype: torch.dtype) -> Node | None:
+    """The operand of ``node`` if ``node`` is a cast to ``dtype``."""
+    return node.args[0] if is_call(node, CAST) and node.args[1] == dtype else None
+
+
+def softmax_operand(node: Any) -> Node | None:
+    """``x`` if ``node`` is the decomposed softmax of the fp32 tensor ``x`` over its last dimension."""
+    if not is_call(node, aten.div.Tensor):
+        return None
+    exp, total = node.args
+    if not is_call(exp, aten.exp.default) or not is_sum_over_last(total, exp):
+        return None
+    shifted = exp.args[0]
+    if not is_call(shifted, aten.sub.Tensor):
+        return None
+    operand, largest = shifted.args
+    if not is_call(largest, aten.amax.default) or largest.args[0] is not operand:
+        return None
+    dims, keep = argument(largest, 1, "dim"), argument(largest, 2, "keepdim", False)
+    if dtype_of(operand) != torch.float32 or not keep or len(dims) != 1 or not is_last_dim(operand, dims[0]):
+        return None
+    return operand
+
+
+def is_sum_over_last(node: Any, operand: Node, keepdim: bool = True) -> bool:
+    """Whether ``node`` is ``operand.sum(-1, keepdim=keepdim)`` without a change of dtype."""
+    if not is_call(node, aten.sum.dim_IntList) or node.args[0] is not operand or node.kwargs.get("dtype"):
+        return False
+    dims, keep = argument(node, 1, "dim"), argument(node, 2, "keepdim", False)
+    return bool(keep) == keepdim and dims is not None and len(dims) == 1 and is_last_dim(operand, dims[0])
