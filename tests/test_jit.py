@@ -18,7 +18,6 @@ import pytest
 from forking import Child, in_child
 
 from torch_deepinfer import jit
-from torch_deepinfer.tools import cli
 
 NATIVE = Path(__file__).parent / "native"
 KERNEL = jit.Kernel("copy_rows", "// a kernel\n")
@@ -350,35 +349,41 @@ def test_leftovers_of_dead_writers_go(fake):
 # ---- the command line ----
 
 
-def run_cli(capfd, environment, *arguments):
-    status = in_child(lambda: (cli.main(arguments), sys.stdout.flush())[0], environment)
-    return status, capfd.readouterr().out
+def run_cli(environment, *arguments):
+    command = [sys.executable, "-m", "torch_deepinfer.tools.cli", *arguments]
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=300)
+    return done.returncode, done.stdout, done.stderr
 
 
-def test_cli_cache(fake, capfd):
-    assert run_cli(capfd, fake, "cache", "dir") == (0, fake["DEEPINFER_CACHE_DIR"] + "\n")
+def test_cli_cache(fake):
     path = compile_in_child(fake).path
-    status, out = run_cli(capfd, fake, "cache", "list")
+    assert run_cli(fake, "cache", "dir") == (0, fake["DEEPINFER_CACHE_DIR"] + "\n", "")
+    status, out, _ = run_cli(fake, "cache", "list")
     assert status == 0
     assert re.search(rf"copy_rows +sm_90a .*{path}", out)
     assert "1 kernels" in out
-    assert run_cli(capfd, fake, "cache", "clear") == (0, "removed 1 kernels\n")
+    assert run_cli(fake, "cache", "clear") == (0, "removed 1 kernels\n", "")
     assert compile_in_child(fake).origin == "compiled"
 
 
-def test_cli_warmup(fake, capfd):
+def test_cli_warmup(fake):
     count = len(jit.samples())
-    status, out = run_cli(capfd, fake, "cache", "warmup", "--arch", "sm_90a", "--arch", "sm_100a", "--jobs", "2")
+    status, out, _ = run_cli(fake, "cache", "warmup", "--arch", "sm_90a", "--arch", "sm_100a", "--jobs", "2")
     assert status == 0
     assert f"sm_90a, sm_100a: compiled {2 * count} kernels" in out
-    status, out = run_cli(capfd, fake, "cache", "warmup", "--arch", "sm_90a")
+    status, out, _ = run_cli(fake, "cache", "warmup", "--arch", "sm_90a")
+    assert status == 0
     assert f"{count} were there, 0 failed" in out
+    status, out, err = run_cli(fake, "cache", "warmup", "--arch", "sm90")
+    assert status == 1
+    assert f"{count} failed" in out and "written like sm_90a, got sm90" in err
 
 
-def test_cli_doctor(fake, capfd):
-    status, out = run_cli(capfd, fake, "doctor")
+def test_cli_doctor(fake):
+    status, out, _ = run_cli(fake, "doctor")
     assert status == 0
     assert re.search(r"CUDA compiler +nvcc Build fake 1, .*fake_nvcc.sh", out)
     assert re.search(rf"kernel cache +{fake['DEEPINFER_CACHE_DIR']}: 0 kernels", out)
-    status, out = run_cli(capfd, {"DEEPINFER_NVRTC": MISSING, "DEEPINFER_JIT_COMPILER": "nvrtc"}, "doctor")
-    assert status == 0 and "pip install nvidia-cuda-nvrtc" in out
+    status, out, _ = run_cli({"DEEPINFER_NVRTC": MISSING, "DEEPINFER_JIT_COMPILER": "nvrtc"}, "doctor")
+    assert status == 0
+    assert "pip install nvidia-cuda-nvrtc" in out

@@ -54,6 +54,39 @@ def test_layouts(device, dtype):
     assert_bit_equal(ops.rms_norm(expanded, weight, 1e-5)[3], expected[0])
 
 
+# A row's result depends on its values alone: not on its neighbours, nor on alignment and strides.
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden_size", [24, 576, 2048, 7168, 40000])
+def test_rows_are_independent(device, dtype, hidden_size):
+    x, residual = (torch.randn(5, hidden_size, device=device).to(dtype) for _ in range(2))
+    weight = torch.randn(hidden_size, device=device).to(dtype)
+    normed, total = ops.add_rms_norm(x, residual, weight, 1e-6)
+    shifted = torch.empty(5, hidden_size + 9, device=device, dtype=dtype)[:, 9:]
+    shifted.copy_(x)
+    assert_bit_equal(ops.add_rms_norm(shifted, residual, weight, 1e-6)[0], normed)
+    assert_bit_equal(ops.add_rms_norm(x[3:4], residual[3:4], weight, 1e-6)[0], normed[3:4])
+    heads = torch.empty(2, hidden_size, 5, device=device, dtype=dtype).transpose(1, 2)
+    heads.copy_(total)
+    assert_bit_equal(ops.rms_norm(heads, weight, 1e-6)[1], normed)
+    wide = torch.empty(5, 3, hidden_size, device=device, dtype=dtype)
+    wide.copy_(total[:, None])
+    assert_bit_equal(ops.rms_norm(wide[:, 1:], weight, 1e-6)[:, 0], normed)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
+@pytest.mark.parametrize("width", [4096, 6144])
+def test_more_than_2_to_31_elements(width):
+    rows, hidden_size = 2**31 // 4096 + 5, 4096
+    storage = torch.empty(rows, width, dtype=torch.bfloat16, device="cuda")
+    x = storage[:, width - hidden_size :]
+    x.normal_()
+    out = ops.rms_norm(x, None, 1e-6, "none")
+    assert out.numel() > 2**31
+    for part in (slice(0, 3), slice(rows // 2, rows // 2 + 3), slice(rows - 3, rows)):
+        assert_bit_equal(out[part], ops.rms_norm(x[part], None, 1e-6, "none"))
+
+
 @hypothesis.settings(max_examples=60, deadline=None)
 @hypothesis.given(
     shape=st.lists(st.integers(0, 5), min_size=0, max_size=4),

@@ -64,13 +64,11 @@ def compiler() -> Compiler:
 
 def available() -> bool:
     """Whether CUDA kernels can be compiled and run here: a GPU of compute capability 8.0 or newer, and a compiler."""
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
-        return False
     try:
-        compiler()
+        found = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
+        return found and bool(compiler())
     except RuntimeError:
         return False
-    return True
 
 
 def device_arch(device: int = 0) -> str:

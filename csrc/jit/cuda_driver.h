@@ -11,10 +11,14 @@ namespace deepinfer::jit::cu {
 using Result = int;  // CUresult; 0 is success
 constexpr Result kNotInitialized = 3;
 using Device = int;
-using Context = struct ContextHandle*;
-using Module = struct ModuleHandle*;
-using Function = struct FunctionHandle*;
-using Stream = struct StreamHandle*;
+struct ContextObject;
+struct ModuleObject;
+struct FunctionObject;
+struct StreamObject;
+using Context = ContextObject*;
+using Module = ModuleObject*;
+using Function = FunctionObject*;
+using Stream = StreamObject*;
 
 enum DeviceAttribute : int {
   kSharedMemoryPerBlock = 97,  // ..._MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
