@@ -5,8 +5,10 @@
 #include <dlfcn.h>
 #include <link.h>
 
+#include <cstdlib>
 #include <mutex>
 #include <stdexcept>
+#include <type_traits>
 
 #include "compiler.h"
 #include "files.h"

@@ -29,7 +29,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float, weight_fo
     Raises:
         ValueError: a wrong shape, dtype, device, eps or weight form.
     """
-    return torch.ops.deepinfer.rms_norm(x, weight, eps, weight_form)
+    return torch.ops.deepinfer.rms_norm.default(x, weight, eps, weight_form)
 
 
 def add_rms_norm(
@@ -50,7 +50,7 @@ def add_rms_norm(
     Raises:
         ValueError: as :func:`rms_norm`; also a residual of another shape (no broadcasting), dtype or device.
     """
-    return torch.ops.deepinfer.add_rms_norm(x, residual, weight, eps, weight_form)
+    return torch.ops.deepinfer.add_rms_norm.default(x, residual, weight, eps, weight_form)
 
 
 def _output(op: str, x: torch.Tensor, weight: torch.Tensor | None, eps: float, weight_form: str) -> torch.Tensor:
