@@ -1,4 +1,10 @@
-"""The operators, one module per family. Each is also callable as ``torch.ops.deepinfer.<name>``."""
+"""The operators, one module per family. Each is also callable as ``torch.ops.deepinfer.<name>``.
+
+Autocast leaves them alone: they compute in the dtypes they are given. ``moe_permute`` and ``moe_unpermute`` have
+gradients; the others are for inference and their outputs never require one.
+"""
+
+import torch
 
 from torch_deepinfer.ops.gemm import fused_experts, grouped_mm
 from torch_deepinfer.ops.moe import moe_expert_map, moe_permute, moe_router, moe_unpermute
@@ -17,3 +23,9 @@ __all__ = [
     "rotary_embedding",
     "rotary_embedding_",
 ]
+
+# Without a rule of its own, an op's outputs would get torch's backward that warns and yields no gradient.
+_library = torch.library.Library("deepinfer", "IMPL")
+for _name in __all__:
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(f"deepinfer::{_name}", "Autograd"):
+        _library.impl(_name, torch.library.fallthrough_kernel, "Autograd")

@@ -65,7 +65,10 @@ def rotary_embedding_(
     Raises:
         ValueError: as :func:`rotary_embedding`, with nothing written; also if ``q`` or ``k`` is expanded or has
             elements that share memory with each other, with the other one, or with ``cos``, ``sin`` or ``positions``.
+        RuntimeError: ``q`` or ``k`` requires a gradient.
     """
+    if torch.is_grad_enabled() and (q.requires_grad or (k is not None and k.requires_grad)):
+        raise RuntimeError("rotary_embedding_: q and k are written without a gradient and must not require one")
     torch.ops.deepinfer.rotary_embedding_(q, k, cos, sin, positions, style, inverse, rotary_dim)
 
 

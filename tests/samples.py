@@ -1,0 +1,69 @@
+"""One small valid call of every op: (args, kwargs), for the tests that hold for all of them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Sample = tuple[tuple, dict[str, Any]]
+
+
+def _norm(residual: bool) -> Sample:
+    x = torch.randn(3, 5, 16).bfloat16()
+    return (x, *([torch.randn_like(x)] if residual else []), torch.randn(16).bfloat16(), 1e-6), {}
+
+
+def _rope() -> Sample:
+    q, k = torch.randn(2, 5, 4, 16).transpose(1, 2), torch.randn(2, 5, 2, 16).transpose(1, 2)
+    return (q, k, torch.rand(5, 8), torch.rand(5, 8)), {"style": "interleaved"}
+
+
+def _gated() -> Sample:
+    return (torch.randn(6, 20).bfloat16(), torch.randn(6, 20).bfloat16()), {}
+
+
+def _ids() -> torch.Tensor:
+    return torch.tensor([[0, 3], [2, 1], [3, -1], [1, 0], [2, 3]])
+
+
+def _grouped_mm() -> Sample:
+    return (torch.randn(7, 16), torch.randn(4, 16, 8), torch.tensor([2, 2, 5, 7], dtype=torch.int32)), {}
+
+
+def _fused_experts() -> Sample:
+    weights = torch.randn(4, 24, 16).bfloat16(), torch.randn(4, 16, 12).bfloat16()
+    return (torch.randn(5, 16).bfloat16(), *weights, _ids(), torch.rand(5, 2)), {}
+
+
+def _permute() -> Sample:
+    return (torch.randn(3, 8), torch.tensor([0, 3, -1, 5], dtype=torch.int32), 2), {}
+
+
+def _unpermute() -> Sample:
+    slots = torch.tensor([[0, 2], [-1, 1]], dtype=torch.int32)
+    return (torch.randn(3, 8), slots, torch.rand(2, 2)), {}
+
+
+def _dequantize() -> Sample:
+    return (torch.randn(4, 64).to(torch.float8_e4m3fn), torch.rand(4, 2), [1, 32]), {}
+
+
+SAMPLES: dict[str, Callable[[], Sample]] = {
+    "rms_norm": lambda: _norm(residual=False),
+    "add_rms_norm": lambda: _norm(residual=True),
+    "rotary_embedding": _rope,
+    "rotary_embedding_": _rope,
+    "silu_and_mul": _gated,
+    "gelu_and_mul": _gated,
+    "moe_router": lambda: ((torch.randn(5, 8), 2), {"renormalize": True}),
+    "moe_expert_map": lambda: ((_ids(), 4), {"alignment": 2}),
+    "moe_permute": _permute,
+    "moe_unpermute": _unpermute,
+    "grouped_mm": _grouped_mm,
+    "fused_experts": _fused_experts,
+    "quantize_per_token_group": lambda: ((torch.randn(4, 64).bfloat16(), 32), {}),
+    "quantize_per_block": lambda: ((torch.randn(8, 64).bfloat16(), [4, 32]), {}),
+    "dequantize": _dequantize,
+}
+
+DIFFERENTIABLE = {"moe_permute", "moe_unpermute"}
