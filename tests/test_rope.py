@@ -429,7 +429,7 @@ def test_expanded_meta_destination():
         ops.rotary_embedding_(q, None, torch.ones(4, device="meta"), torch.ones(4, device="meta"))
 
 
-@pytest.mark.parametrize(("style", "dtype"), zip(STYLES, DTYPES, strict=True))
+@pytest.mark.parametrize(("style", "dtype"), list(zip(STYLES, DTYPES, strict=True)))
 def test_opcheck(device, style, dtype):
     op, in_place = torch.ops.deepinfer.rotary_embedding.default, torch.ops.deepinfer.rotary_embedding_.default
     fused = torch.randn(2, 5, 96).to(dtype).to(device)

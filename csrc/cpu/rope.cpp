@@ -15,9 +15,6 @@ constexpr int64_t kPairs = 256;        // of one table; wider rows take several 
 constexpr int64_t kPositions = 64;     // of a block, at most
 constexpr int64_t kFloats = 4 * 1024;  // of all tables of a block: 16 KB
 
-// A table holds 2n cosines and 2n sines for n pairs, in the order of the output; the halves of the styles that write
-// halves stand one after the other.
-
 inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 
 template <typename C>
@@ -39,8 +36,9 @@ void read_columns(DType dtype, const RopeTable& table, int64_t row, int64_t colu
   }
 }
 
-// One value for each output element of the pairs [first, first + n): times `sign_a` for the first elements of the pairs,
-// times `sign_b` for the second.
+// One value for each output element of the pairs [first, first + n), in the order of the output, the two halves of the
+// styles that write halves one after the other: times `sign_a` for the first elements of the pairs, `sign_b` for the
+// second.
 void expand(const RopeArgs& args, const RopeTable& table, int64_t row, int64_t first, int64_t n, float sign_a,
             float sign_b, float* to) {
   const bool per_pair = args.columns != args.rotary_dim;
@@ -66,6 +64,7 @@ void expand(const RopeArgs& args, const RopeTable& table, int64_t row, int64_t f
   }
 }
 
+// The table of n pairs: 2n cosines, 2n sines.
 void fill_table(const RopeArgs& args, const RopeTensor& x, int64_t group, int64_t first, int64_t n, float* to) {
   int64_t cos_row, sin_row;
   if (args.positions) {
