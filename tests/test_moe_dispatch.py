@@ -1,3 +1,5 @@
+import itertools
+
 import hypothesis
 import hypothesis.strategies as st
 import pytest
@@ -154,9 +156,9 @@ def test_permute(device, dtype, hidden_size):
     tokens, topk = 33, 4
     ids = random_ids(tokens, topk, 12, 0.1).to(device)
     x = (10 * torch.randn(tokens, hidden_size, device=device)).to(dtype)
-    for alignment in (1, 16):
-        rows_to_slots = ops.moe_expert_map(ids, 12, alignment=alignment)[0]
-        actual = ops.moe_permute(x, rows_to_slots, topk)
+    for alignment, with_inverse in itertools.product((1, 16), (False, True)):
+        rows_to_slots, slots_to_rows, *_ = ops.moe_expert_map(ids, 12, alignment=alignment)
+        actual = ops.moe_permute(x, rows_to_slots, topk, slots_to_rows if with_inverse else None)
         if dtype == torch.float8_e4m3fn:  # compare the bits
             actual, x_bits = actual.view(torch.uint8), x.view(torch.uint8)
             assert_bit_equal(actual, reference.moe_permute(x_bits, rows_to_slots, topk))
@@ -173,6 +175,26 @@ def test_permute_layouts(device):
         assert_bit_equal(ops.moe_permute(view.to(device), rows_to_slots, 3), expected, name)
     strided_map = torch.stack([rows_to_slots, rows_to_slots], -1)[:, 0]
     assert_bit_equal(ops.moe_permute(x.to(device), strided_map, 3), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
+@pytest.mark.parametrize("with_inverse", [False, True])
+def test_indices_out_of_range_poison_their_rows_on_a_gpu(with_inverse):
+    ids = torch.tensor([[0, 7], [9, 1], [-2, 2], [-1, 3]], device="cuda")
+    rows_to_slots, slots_to_rows, offsets, counts = ops.moe_expert_map(ids, 8)
+    assert counts.tolist() == [1, 1, 1, 1, 0, 0, 0, 1] and offsets[-1] == 5
+    assert slots_to_rows[1, 0] == slots_to_rows[2, 0] == -2 and slots_to_rows[3, 0] == -1
+    x = torch.randn(4, 24, device="cuda")
+    permuted = ops.moe_permute(x, rows_to_slots, 2, slots_to_rows if with_inverse else None)
+    assert_bit_equal(permuted[:5], x[[0, 1, 2, 3, 0]])
+    assert (permuted[5:] == 0).all()
+    out = ops.moe_unpermute(permuted, slots_to_rows)
+    assert out[1:3].isnan().all()
+    assert_bit_equal(out[[0, 3]], torch.stack([x[0] + x[0], x[3]]))
+    rows_to_slots[1] = 8
+    permuted = ops.moe_permute(x, rows_to_slots, 2)
+    assert permuted[1].isnan().all() and not permuted[[0, 2, 3, 4]].isnan().any()
 
 
 # TransformerEngine#2876: without a count of rows, every kept slot gets one, in expert order.
@@ -361,6 +383,8 @@ PERMUTE_ERRORS = [
     ((X[0], ROWS, 2), r"x must be 2-D, \[tokens, hidden_size\], got shape \[6\]"),
     ((X, ROWS[None], 2), r"rows_to_slots must be 1-D, got shape \[1, 8\]"),
     ((X, ROWS.long(), 2), "rows_to_slots must be int32, got int64"),
+    ((X, ROWS, 2, torch.zeros(4, 3, dtype=torch.int32)), r"slots_to_rows must have shape \[4, 2\], got \[4, 3\]"),
+    ((X, ROWS, 2, torch.zeros(4, 2)), "slots_to_rows must be int32, got float32"),
     ((X, ROWS, 0), r"topk must lie in \[1, 2147483647\], got 0"),
 ]
 
@@ -368,10 +392,9 @@ PERMUTE_ERRORS = [
 @pytest.mark.parametrize(("arguments", "message"), PERMUTE_ERRORS)
 @pytest.mark.parametrize("meta", [False, True])
 def test_permute_errors(device, arguments, message, meta):
-    x, rows, topk = arguments
     where = "meta" if meta else device
     with pytest.raises(ValueError, match=f"moe_permute: {message}"):
-        ops.moe_permute(x.to(where), rows.to(where), topk)
+        ops.moe_permute(*(a.to(where) if isinstance(a, torch.Tensor) else a for a in arguments))
 
 
 @pytest.mark.parametrize("bad", [-2, 8])
@@ -421,11 +444,11 @@ def test_opcheck_map(device, dtype):
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_opcheck_permute(device, dtype, requires_grad):
     x = torch.randn(6, 16, device=device).to(dtype)
-    rows_to_slots = torch.randperm(12).int().to(device)
-    rows_to_slots[3] = -1
+    rows_to_slots, slots_to_rows, *_ = ops.moe_expert_map(random_ids(6, 2, 5, 0.1).to(device), 5)
     for view in (x, x[:, 3:], x.t().contiguous().t(), x.repeat(2, 1)[::2]):
         view = view.detach().requires_grad_(requires_grad)
         opcheck(torch.ops.deepinfer.moe_permute.default, (view, rows_to_slots, 2))
+        opcheck(torch.ops.deepinfer.moe_permute.default, (view, rows_to_slots, 2, slots_to_rows))
     empty = x[:0].detach().requires_grad_(requires_grad)
     opcheck(torch.ops.deepinfer.moe_permute.default, (empty, rows_to_slots[:0], 2))
 

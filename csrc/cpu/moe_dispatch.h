@@ -1,48 +1,14 @@
 #pragma once
 
+#include "../ops/moe_dispatch.h"
 #include "isa.h"
-#include "types.h"
 
-namespace deepinfer {
+namespace deepinfer::cpu {
 
-// A counting sort of slots (token * topk + choice) by expert. The slots are cut into chunks; each is counted, the
-// counts become the rows where a chunk's next slot of an expert goes, and each chunk places its slots.
-struct ExpertMapArgs {
-  const void* ids;  // [slots], int64 or int32, dense
-  bool wide_ids;
-  int64_t slots, chunks;
-  int64_t num_experts, first_expert, num_local_experts, alignment;
-  int32_t* cursors;        // [chunks, num_local_experts], scratch
-  int64_t* invalid;        // [chunks]: the first slot whose id is out of range, or -1
-  int64_t rows;            // of rows_to_slots, at least as many as the layout takes
-  int32_t* rows_to_slots;  // [rows]
-  int32_t* slots_to_rows;  // [slots]
-  int32_t* offsets;        // [num_local_experts + 1]
-  int32_t* counts;         // [num_local_experts]
-};
-
-struct MoePermuteArgs {
-  const char* x;  // rows of row_bytes, row_stride bytes apart
-  char* out;      // dense
-  const int32_t* rows_to_slots;
-  int64_t row_bytes, row_stride, topk;
-};
-
-struct MoeUnpermuteArgs {
-  const void* y;  // rows of `hidden_size` elements of `dtype`
-  const int32_t* slots_to_rows;
-  const void* weights;  // of weights_dtype, one for each slot; null: 1
-  void* out;            // dense rows of `dtype`
-  int64_t row_stride, hidden_size, topk;
-  DType dtype, weights_dtype;
-};
-
-namespace cpu {
 DEEPINFER_KERNEL(expert_count, ExpertMapArgs)    // over chunks; writes `cursors` and `invalid` only
 DEEPINFER_KERNEL(expert_layout, ExpertMapArgs)   // over [0, 1)
 DEEPINFER_KERNEL(expert_place, ExpertMapArgs)    // over chunks
 DEEPINFER_KERNEL(moe_permute, MoePermuteArgs)      // over rows of the result
 DEEPINFER_KERNEL(moe_unpermute, MoeUnpermuteArgs)  // over tokens
-}
 
-}  // namespace deepinfer
+}  // namespace deepinfer::cpu

@@ -28,6 +28,11 @@ class Access {
     fit(bits, element_size);
   }
 
+  // No more than divide `n`.
+  void divide(int64_t n) {
+    while (n % elements_ != 0) elements_ /= 2;
+  }
+
   int elements() const { return elements_; }
 
  private:

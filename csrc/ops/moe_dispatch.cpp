@@ -1,10 +1,12 @@
 // moe_expert_map, moe_permute and moe_unpermute: schemas, argument checks, outputs.
 
-#include "../cpu/moe_dispatch.h"
+#include "moe_dispatch.h"
 
 #include <limits>
 
+#include "../cpu/moe_dispatch.h"
 #include "../cpu/parallel.h"
+#include "../cuda/moe_dispatch.h"
 #include "check.h"
 #include "rows.h"
 
@@ -30,6 +32,33 @@ void check_indices(const char* op, const char* argument, const int32_t* indices,
   for (int64_t i = 0; i < count; ++i)
     DI_CHECK(indices[i] >= -1 && indices[i] < limit, op, ": ", argument, " must lie in [-1, ", limit, "), got ",
              indices[i]);
+}
+
+// Throws before anything is written when an id is out of range.
+void sort_on_cpu(ExpertMapArgs& args) {
+  const int64_t threads = torch::stable::get_num_threads();
+  args.chunks = std::max<int64_t>(1, std::min(threads, args.slots / kSlotsPerThread));
+  std::vector<int32_t> cursors(args.chunks * args.num_local_experts);
+  std::vector<int64_t> invalid(args.chunks);
+  args.cursors = cursors.data();
+  args.invalid = invalid.data();
+  cpu::parallel(cpu::expert_count, args, args.chunks, kSlotsPerThread * 8);
+  for (int64_t slot : invalid)
+    if (slot >= 0)
+      fail("moe_expert_map: topk_ids must lie in [-1, ", args.num_experts, "), got ",
+           args.wide_ids ? static_cast<const int64_t*>(args.ids)[slot] : static_cast<const int32_t*>(args.ids)[slot]);
+  cpu::expert_layout(args, 0, 1);
+  cpu::parallel(cpu::expert_place, args, args.chunks, kSlotsPerThread * 8);
+}
+
+void sort_on_cuda(ExpertMapArgs& args, const Tensor& ids) {
+  args.chunks = cuda::expert_map_chunks(args.slots);
+  std::optional<Tensor> counts;
+  if (cuda::expert_map_needs_counts(args.slots)) {
+    counts = new_tensor(ids, {args.chunks, args.num_local_experts}, ScalarType::Int);
+    args.cursors = static_cast<int32_t*>(counts->mutable_data_ptr());
+  }
+  cuda::expert_map(args, ids.get_device_index());
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> moe_expert_map(const Tensor& topk_ids, int64_t num_experts,
@@ -63,18 +92,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> moe_expert_map(const Tensor& topk_ids
   Tensor ids = torch::stable::contiguous(topk_ids);
   args.ids = ids.const_data_ptr();
 
-  const int64_t threads = torch::stable::get_num_threads();
-  args.chunks = std::max<int64_t>(1, std::min(threads, args.slots / kSlotsPerThread));
-  std::vector<int32_t> cursors(args.chunks * local);
-  std::vector<int64_t> invalid(args.chunks);
-  args.cursors = cursors.data();
-  args.invalid = invalid.data();
-  cpu::parallel(cpu::expert_count, args, args.chunks, kSlotsPerThread * 8);
-  for (int64_t slot : invalid)
-    if (slot >= 0)
-      fail(op, ": topk_ids must lie in [-1, ", num_experts, "), got ",
-           args.wide_ids ? static_cast<const int64_t*>(args.ids)[slot] : static_cast<const int32_t*>(args.ids)[slot]);
-
   Tensor rows_to_slots = new_tensor(topk_ids, {args.rows}, ScalarType::Int);
   Tensor slots_to_rows = new_tensor(topk_ids, sizes_of(topk_ids), ScalarType::Int);
   Tensor offsets = new_tensor(topk_ids, {local + 1}, ScalarType::Int);
@@ -83,24 +100,38 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> moe_expert_map(const Tensor& topk_ids
   args.slots_to_rows = static_cast<int32_t*>(slots_to_rows.mutable_data_ptr());
   args.offsets = static_cast<int32_t*>(offsets.mutable_data_ptr());
   args.counts = static_cast<int32_t*>(counts.mutable_data_ptr());
-  cpu::expert_layout(args, 0, 1);
-  cpu::parallel(cpu::expert_place, args, args.chunks, kSlotsPerThread * 8);
+  if (topk_ids.is_cuda()) {
+    sort_on_cuda(args, topk_ids);
+  } else {
+    sort_on_cpu(args);
+  }
   return {rows_to_slots, slots_to_rows, offsets, counts};
 }
 
-Tensor moe_permute(const Tensor& x, const Tensor& rows_to_slots, int64_t topk) {
+Tensor moe_permute(const Tensor& x, const Tensor& rows_to_slots, int64_t topk,
+                   const std::optional<Tensor>& slots_to_rows) {
   const char* op = "moe_permute";
   check_matrix(op, "x", x, "tokens, hidden_size");
   DI_CHECK(rows_to_slots.dim() == 1, op, ": rows_to_slots must be 1-D, got shape ", shape_of(rows_to_slots));
   check_map(op, "rows_to_slots", rows_to_slots, x);
   DI_CHECK(topk >= 1 && topk <= kMaxRows, op, ": topk must lie in [1, ", kMaxRows, "], got ", topk);
-  const int64_t rows = rows_to_slots.size(0), hidden_size = x.size(1);
+  const int64_t hidden_size = x.size(1);
   Tensor map = torch::stable::contiguous(rows_to_slots);
   MoePermuteArgs args{};
+  args.rows = rows_to_slots.size(0);
+  args.tokens = x.size(0);
   args.rows_to_slots = static_cast<const int32_t*>(map.const_data_ptr());
-  check_indices(op, "rows_to_slots", args.rows_to_slots, rows, x.size(0) * topk);
+  std::optional<Tensor> inverse;
+  if (slots_to_rows) {
+    DI_CHECK(slots_to_rows->dim() == 2 && slots_to_rows->size(0) == args.tokens && slots_to_rows->size(1) == topk, op,
+             ": slots_to_rows must have shape [", args.tokens, ", ", topk, "], got ", shape_of(*slots_to_rows));
+    check_map(op, "slots_to_rows", *slots_to_rows, x);
+    inverse = torch::stable::contiguous(*slots_to_rows);
+    args.slots_to_rows = static_cast<const int32_t*>(inverse->const_data_ptr());
+  }
+  if (!x.is_cuda()) check_indices(op, "rows_to_slots", args.rows_to_slots, args.rows, args.tokens * topk);
 
-  Tensor out = new_tensor(x, {rows, hidden_size}, x.scalar_type());
+  Tensor out = new_tensor(x, {args.rows, hidden_size}, x.scalar_type());
   Tensor dense_x = with_dense_rows(x);
   const int64_t element = x.element_size();
   args.x = static_cast<const char*>(dense_x.const_data_ptr());
@@ -108,7 +139,11 @@ Tensor moe_permute(const Tensor& x, const Tensor& rows_to_slots, int64_t topk) {
   args.row_bytes = hidden_size * element;
   args.row_stride = dense_x.stride(0) * element;
   args.topk = topk;
-  cpu::parallel(cpu::moe_permute, args, rows, args.row_bytes * 2);
+  if (x.is_cuda()) {
+    cuda::moe_permute(args, x.get_device_index());
+  } else {
+    cpu::parallel(cpu::moe_permute, args, args.rows, args.row_bytes * 2);
+  }
   return out;
 }
 
@@ -119,7 +154,8 @@ Tensor moe_unpermute(const Tensor& y, const Tensor& slots_to_rows, const std::op
   args.dtype = float_dtype(op, "y", y);
   check_matrix(op, "slots_to_rows", slots_to_rows, "tokens, topk");
   check_map(op, "slots_to_rows", slots_to_rows, y);
-  const int64_t tokens = slots_to_rows.size(0);
+  args.rows = y.size(0);
+  args.tokens = slots_to_rows.size(0);
   args.hidden_size = y.size(1);
   args.topk = slots_to_rows.size(1);
   std::optional<Tensor> weights;
@@ -132,14 +168,18 @@ Tensor moe_unpermute(const Tensor& y, const Tensor& slots_to_rows, const std::op
   }
   Tensor map = torch::stable::contiguous(slots_to_rows);
   args.slots_to_rows = static_cast<const int32_t*>(map.const_data_ptr());
-  check_indices(op, "slots_to_rows", args.slots_to_rows, tokens * args.topk, y.size(0));
+  if (!y.is_cuda()) check_indices(op, "slots_to_rows", args.slots_to_rows, args.tokens * args.topk, args.rows);
 
-  Tensor out = new_tensor(y, {tokens, args.hidden_size}, y.scalar_type());
+  Tensor out = new_tensor(y, {args.tokens, args.hidden_size}, y.scalar_type());
   Tensor dense_y = with_dense_rows(y);
   args.y = dense_y.const_data_ptr();
   args.row_stride = dense_y.stride(0);
   args.out = out.mutable_data_ptr();
-  cpu::parallel(cpu::moe_unpermute, args, tokens, args.hidden_size * (args.topk + 1) * 4);
+  if (y.is_cuda()) {
+    cuda::moe_unpermute(args, y.get_device_index());
+  } else {
+    cpu::parallel(cpu::moe_unpermute, args, args.tokens, args.hidden_size * (args.topk + 1) * 4);
+  }
   return out;
 }
 
@@ -149,14 +189,17 @@ STABLE_TORCH_LIBRARY_FRAGMENT(deepinfer, m) {
   m.def(
       "moe_expert_map(Tensor topk_ids, int num_experts, *, int alignment=1, int first_expert=0,"
       " int? num_local_experts=None) -> (Tensor, Tensor, Tensor, Tensor)");
-  m.def("moe_permute(Tensor x, Tensor rows_to_slots, int topk) -> Tensor");
+  m.def("moe_permute(Tensor x, Tensor rows_to_slots, int topk, Tensor? slots_to_rows=None) -> Tensor");
   m.def("moe_unpermute(Tensor y, Tensor slots_to_rows, Tensor? topk_weights=None) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(deepinfer, CPU, m) {
+void implement(auto& m) {
   m.impl("moe_expert_map", TORCH_BOX(&moe_expert_map));
   m.impl("moe_permute", TORCH_BOX(&moe_permute));
   m.impl("moe_unpermute", TORCH_BOX(&moe_unpermute));
 }
+
+STABLE_TORCH_LIBRARY_IMPL(deepinfer, CPU, m) { implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(deepinfer, CUDA, m) { implement(m); }
 
 }  // namespace deepinfer

@@ -1,8 +1,10 @@
 // moe_router: schema, argument checks, outputs.
 
-#include "../cpu/moe_router.h"
+#include "moe_router.h"
 
+#include "../cpu/moe_router.h"
 #include "../cpu/parallel.h"
+#include "../cuda/moe_router.h"
 #include "check.h"
 #include "rows.h"
 
@@ -85,7 +87,12 @@ std::tuple<Tensor, Tensor> moe_router(const Tensor& logits, int64_t topk, const 
   args.renormalize = renormalize;
   args.renorm_eps = float(renorm_eps);
   args.scale = float(scale);
-  cpu::parallel(cpu::moe_router, args, tokens, args.num_experts * 4);
+  args.tokens = tokens;
+  if (logits.is_cuda()) {
+    cuda::moe_router(args, logits.get_device_index());
+  } else {
+    cpu::parallel(cpu::moe_router, args, tokens, args.num_experts * 4);
+  }
   return {weights, ids};
 }
 
@@ -99,6 +106,11 @@ STABLE_TORCH_LIBRARY_FRAGMENT(deepinfer, m) {
       " -> (Tensor, Tensor)");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(deepinfer, CPU, m) { m.impl("moe_router", TORCH_BOX(&moe_router)); }
+void implement(auto& m) {
+  m.impl("moe_router", TORCH_BOX(&moe_router));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(deepinfer, CPU, m) { implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(deepinfer, CUDA, m) { implement(m); }
 
 }  // namespace deepinfer

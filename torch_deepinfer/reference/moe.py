@@ -91,7 +91,9 @@ def moe_expert_map(
     )
 
 
-def moe_permute(x: torch.Tensor, rows_to_slots: torch.Tensor, topk: int) -> torch.Tensor:
+def moe_permute(
+    x: torch.Tensor, rows_to_slots: torch.Tensor, topk: int, slots_to_rows: torch.Tensor | None = None
+) -> torch.Tensor:
     """See :func:`torch_deepinfer.ops.moe_permute`."""
     padded = torch.cat([x, x.new_zeros(1, x.shape[1])])
     return padded[torch.where(rows_to_slots < 0, x.shape[0], rows_to_slots // topk)]

@@ -1,0 +1,280 @@
+// Sorting tokens by expert, and moving their rows there and back.
+//
+// expert_map: one launch. Each block places a chunk of the slots; where a chunk's slots of an expert go is known from the
+// ids of all slots before it, which every block counts anew out of the L2 cache rather than wait for another block.
+// With many slots that gets long: expert_count then leaves the counts of each chunk in device memory first.
+//
+// moe_permute: a block a token, given the inverse map. The row is read once into registers and written to its topk
+// places. Without the inverse map, a block a row of the result. moe_unpermute: a block a token, the topk rows of a
+// column are in flight together. Both are bound by memory: the token rows once and the expert rows once.
+//
+// An index that is no index poisons: its row, or the token's row, is filled with bytes of 0xff, a NaN in every
+// floating-point type.
+#pragma once
+
+#include "device.cuh"
+#include "moe_dispatch_config.h"
+
+namespace deepinfer {
+
+constexpr int32_t kDropped = -1;  // -1 or an expert of another rank
+constexpr int32_t kInvalid = -2;  // outside [-1, num_experts)
+
+// The local expert of a slot, kDropped or kInvalid.
+template <ExpertMapConfig c>
+DEVICE int32_t local_expert(const ExpertMapArgs& args, int64_t slot) {
+  const int64_t id = c.wide_ids ? static_cast<const int64_t*>(args.ids)[slot]
+                                : int64_t(static_cast<const int32_t*>(args.ids)[slot]);
+  if (id < -1 || id >= args.num_experts) return kInvalid;
+  const int64_t local = id - args.first_expert;
+  return id >= 0 && local >= 0 && local < args.num_local_experts ? int32_t(local) : kDropped;
+}
+
+DEVICE int64_t chunk_size(const ExpertMapArgs& args) {
+  return (args.slots + args.chunks - 1) / args.chunks;
+}
+
+// The counts of one chunk, to `cursors`.
+template <ExpertMapConfig c>
+DEVICE void expert_count(const ExpertMapArgs& args) {
+  extern __shared__ int32_t counts[];
+  const int64_t size = chunk_size(args), begin = blockIdx.x * size;
+  const int64_t end = begin + size < args.slots ? begin + size : args.slots;
+  for (int e = threadIdx.x; e < c.capacity; e += c.threads) counts[e] = 0;
+  __syncthreads();
+  wait_for_previous_kernel();
+  for (int64_t slot = begin + threadIdx.x; slot < end; slot += c.threads) {
+    const int32_t expert = local_expert<c>(args, slot);
+    if (expert >= 0) atomicAdd(&counts[expert], 1);
+  }
+  __syncthreads();
+  let_next_kernel_start();
+  for (int e = threadIdx.x; e < args.num_local_experts; e += c.threads)
+    args.cursors[blockIdx.x * args.num_local_experts + e] = counts[e];
+}
+
+// Exclusive prefix sums of the values that each thread holds, over the block.
+template <int threads>
+DEVICE int32_t scan_over_block(int32_t x, int32_t* scratch) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int32_t sum = x;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int32_t other = __shfl_up_sync(0xffffffff, sum, step);
+    if (lane >= step) sum += other;
+  }
+  if (lane == 31) scratch[warp] = sum;
+  __syncthreads();
+  int32_t before = 0;
+  for (int w = 0; w < warp; ++w) before += scratch[w];
+  return before + sum - x;
+}
+
+template <ExpertMapConfig c>
+DEVICE void expert_map(const ExpertMapArgs& args) {
+  extern __shared__ int32_t tables[];
+  __shared__ int32_t scratch[32], laid_out;
+  int32_t* total = tables;               // slots of each expert
+  int32_t* cursor = tables + c.capacity;  // first those in earlier chunks, then the row of the next one
+  const int experts = int(args.num_local_experts);
+  const int64_t size = chunk_size(args), begin = blockIdx.x * size;
+  const int64_t end = begin + size < args.slots ? begin + size : args.slots;
+
+  for (int e = threadIdx.x; e < 2 * c.capacity; e += c.threads) tables[e] = 0;
+  __syncthreads();
+  wait_for_previous_kernel();
+  if constexpr (c.counted) {
+    for (int e = threadIdx.x; e < experts; e += c.threads)
+      for (int chunk = 0; chunk < args.chunks; ++chunk) {
+        const int32_t count = args.cursors[int64_t(chunk) * experts + e];
+        total[e] += count;
+        if (chunk < blockIdx.x) cursor[e] += count;
+      }
+  } else {
+    for (int64_t slot = threadIdx.x; slot < args.slots; slot += c.threads) {
+      const int32_t expert = local_expert<c>(args, slot);
+      if (expert < 0) continue;
+      atomicAdd(&total[expert], 1);
+      if (slot < begin) atomicAdd(&cursor[expert], 1);
+    }
+  }
+  __syncthreads();
+
+  // Each thread lays out a run of experts.
+  constexpr int run = c.capacity / c.threads;
+  const int32_t alignment = int32_t(args.alignment);
+  auto aligned = [&](int32_t count) { return (count + alignment - 1) / alignment * alignment; };
+  int32_t taken = 0;
+  for (int i = 0; i < run; ++i) taken += aligned(total[threadIdx.x * run + i]);
+  int32_t start = scan_over_block<c.threads>(taken, scratch);
+  for (int i = 0; i < run; ++i) {
+    const int e = threadIdx.x * run + i;
+    cursor[e] += start;
+    const int32_t next = start + aligned(total[e]);
+    if (e < experts && blockIdx.x == 0) {
+      args.counts[e] = total[e];
+      args.offsets[e] = start;
+      if (e == experts - 1) args.offsets[experts] = next;
+    }
+    // Padding between the experts is shared out over the blocks.
+    if (e < experts && e % gridDim.x == blockIdx.x)
+      for (int32_t row = start + total[e]; row < next; ++row) args.rows_to_slots[row] = kDropped;
+    if (e == experts - 1) laid_out = next;
+    start = next;
+  }
+  __syncthreads();
+  for (int64_t row = laid_out + int64_t(blockIdx.x) * c.threads + threadIdx.x; row < args.rows;
+       row += int64_t(gridDim.x) * c.threads)
+    args.rows_to_slots[row] = kDropped;
+  let_next_kernel_start();
+
+  // The warps take turns, so that the slots of an expert keep their order.
+  for (int64_t first = begin; first < end; first += c.threads) {
+    const int64_t slot = first + threadIdx.x;
+    const int32_t expert = slot < end ? local_expert<c>(args, slot) : kDropped;
+    const uint32_t peers = __match_any_sync(0xffffffff, expert);
+    const int lane = threadIdx.x % 32, leader = __ffs(peers) - 1;
+    int32_t row = 0;
+    for (int warp = 0; warp < c.threads / 32; ++warp) {
+      if (int(threadIdx.x / 32) == warp && expert >= 0 && lane == leader) {
+        row = cursor[expert];
+        cursor[expert] = row + __popc(peers);
+      }
+      __syncthreads();
+    }
+    row = __shfl_sync(0xffffffff, row, leader) + __popc(peers & ((1u << lane) - 1));
+    if (slot >= end) continue;
+    args.slots_to_rows[slot] = expert >= 0 ? row : expert;
+    if (expert >= 0) args.rows_to_slots[row] = int32_t(slot);
+  }
+}
+
+// ---- rows ----
+
+template <int n>
+DEVICE Vec<uint8_t, n> filled_with(uint8_t byte) {
+  Vec<uint8_t, n> v;
+#pragma unroll
+  for (int i = 0; i < n; ++i) v.at[i] = byte;
+  return v;
+}
+
+// A stream of rows that nobody reads soon should not push the token rows out of the L2 cache.
+template <int n>
+DEVICE void store_bytes(char* p, const Vec<uint8_t, n>& v) {
+  if constexpr (n == 16) {
+    const auto* w = reinterpret_cast<const uint32_t*>(&v);
+    asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
+                 : "memory");
+  } else {
+    *reinterpret_cast<Vec<uint8_t, n>*>(p) = v;
+  }
+}
+
+// All of a row of the result to one byte, by the threads of a block.
+template <MoePermuteConfig c>
+DEVICE void fill_row(const MoePermuteArgs& args, int64_t row, uint8_t byte) {
+  char* out = args.out + row * args.row_bytes;
+  for (int64_t i = threadIdx.x * c.access; i < args.row_bytes; i += c.threads * c.access)
+    store_bytes(out + i, filled_with<c.access>(byte));
+}
+
+// One row of x to `count` rows of the result; those that are no rows are left out.
+template <MoePermuteConfig c, int count>
+DEVICE void copy_row(const MoePermuteArgs& args, const char* x, const int32_t* rows, int given = count) {
+  constexpr int step = c.threads * c.access;
+  for (int64_t first = threadIdx.x * c.access; first < args.row_bytes; first += c.vectors * step) {
+    Vec<uint8_t, c.access> held[c.vectors];
+#pragma unroll
+    for (int k = 0; k < c.vectors; ++k)
+      if (first + k * step < args.row_bytes)
+        held[k] = load_access<Reuse::once, uint8_t, c.access>(reinterpret_cast<const uint8_t*>(x) + first + k * step);
+#pragma unroll
+    for (int j = 0; j < (count ? count : given); ++j) {
+      if (rows[j] < 0 || rows[j] >= args.rows) continue;
+      char* out = args.out + rows[j] * args.row_bytes;
+#pragma unroll
+      for (int k = 0; k < c.vectors; ++k)
+        if (first + k * step < args.row_bytes) store_bytes(out + first + k * step, held[k]);
+    }
+  }
+}
+
+// Rows of the result that a block checks for being padding, beside its token.
+constexpr int kRowsToFill = 32;
+
+template <MoePermuteConfig c>
+DEVICE void moe_permute_by_token(const MoePermuteArgs& args) {
+  const int64_t topk = c.topk ? c.topk : args.topk;
+  wait_for_previous_kernel();
+  let_next_kernel_start();
+  if (blockIdx.x < args.tokens) {
+    const int64_t token = blockIdx.x;
+    return copy_row<c, c.topk>(args, args.x + token * args.row_stride, args.slots_to_rows + token * topk, int(topk));
+  }
+  // Behind the tokens, blocks that look for rows without one.
+  const int64_t begin = (blockIdx.x - args.tokens) * kRowsToFill;
+  const int64_t end = begin + kRowsToFill < args.rows ? begin + kRowsToFill : args.rows;
+  for (int64_t row = begin; row < end; ++row) {
+    const int32_t slot = args.rows_to_slots[row];
+    if (slot == kDropped) fill_row<c>(args, row, 0);
+    else if (slot < 0 || slot >= args.tokens * topk) fill_row<c>(args, row, 0xff);
+  }
+}
+
+template <MoePermuteConfig c>
+DEVICE void moe_permute_by_row(const MoePermuteArgs& args) {
+  const int64_t row = blockIdx.x;
+  wait_for_previous_kernel();
+  let_next_kernel_start();
+  const int32_t slot = args.rows_to_slots[row];
+  if (slot == kDropped) return fill_row<c>(args, row, 0);
+  if (slot < 0 || slot >= args.tokens * args.topk) return fill_row<c>(args, row, 0xff);
+  const int32_t here = int32_t(row);
+  copy_row<c, 1>(args, args.x + slot / args.topk * args.row_stride, &here);
+}
+
+template <MoeUnpermuteConfig c>
+DEVICE void moe_unpermute(const MoeUnpermuteArgs& args) {
+  using T = Element<c.y>;
+  using W = Element<c.weights>;
+  constexpr int n = kVectorBytes / sizeof(T);
+  constexpr int together = c.topk ? c.topk : 4;  // rows in flight
+  const int64_t token = blockIdx.x, size = args.hidden_size;
+  const int topk = c.topk ? c.topk : int(args.topk);
+  T* out = static_cast<T*>(args.out) + token * size;
+  wait_for_previous_kernel();
+  let_next_kernel_start();
+  const int32_t* rows = args.slots_to_rows + token * topk;
+  const W* weights = static_cast<const W*>(args.weights) + token * topk;
+
+  for (int64_t i = threadIdx.x * n; i < size; i += c.threads * n) {
+    float sum[n] = {};
+    bool poisoned = false;
+    for (int first = 0; first < topk; first += together) {
+      Vec<T, n> held[together];
+      float factor[together];
+      bool present[together];
+#pragma unroll
+      for (int j = 0; j < together; ++j) {
+        const int32_t row = first + j < topk ? rows[first + j] : kDropped;
+        present[j] = row >= 0 && row < args.rows;
+        poisoned |= row < kDropped || row >= args.rows;
+        factor[j] = c.weighted && present[j] ? to_float(weights[first + j]) : 1.f;
+        if (present[j])
+          held[j] = load_vector<Reuse::once, c.access, n>(static_cast<const T*>(args.y) + row * args.row_stride, i, size);
+      }
+#pragma unroll
+      for (int j = 0; j < together; ++j)
+        if (present[j])
+#pragma unroll
+          for (int e = 0; e < n; ++e) sum[e] += factor[j] * to_float(held[j].at[e]);
+    }
+    Vec<T, n> y;
+#pragma unroll
+    for (int e = 0; e < n; ++e) y.at[e] = from_float<T>(poisoned ? __uint_as_float(0xffffffff) : sum[e]);
+    store_vector<c.access, n>(out, i, size, y);
+  }
+}
+
+}  // namespace deepinfer

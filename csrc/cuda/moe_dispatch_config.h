@@ -1,0 +1,30 @@
+// The static facts of the dispatch kernels. Shared by host and device code.
+#pragma once
+
+#include "../ops/moe_dispatch.h"
+
+namespace deepinfer {
+
+struct ExpertMapConfig {
+  int wide_ids;
+  int counted;   // 1: expert_count ran first, `cursors` holds the counts of each chunk
+  int capacity;  // entries of the tables in shared memory: a multiple of `threads`, at least num_local_experts
+  int threads;
+};
+
+struct MoePermuteConfig {
+  int access;   // bytes that alignment lets one access move
+  int topk;     // known and small, or 0
+  int vectors;  // accesses of a thread that are in flight together
+  int threads;
+};
+
+struct MoeUnpermuteConfig {
+  DType y, weights;
+  int weighted;
+  int access;  // elements that alignment lets one access move
+  int topk;    // known and small, or 0
+  int threads;
+};
+
+}  // namespace deepinfer
