@@ -4,14 +4,16 @@
 // ids of all slots before it, which every block counts anew out of the L2 cache rather than wait for another block.
 // With many slots that gets long: expert_count then leaves the counts of each chunk in device memory first.
 //
-// moe_permute: a block a token, given the inverse map. The row is read once into registers and written to its topk
-// places. Without the inverse map, a block a row of the result. moe_unpermute: a block a token, the topk rows of a
-// column are in flight together. Both are bound by memory: the token rows once and the expert rows once.
+// moe_permute: a block a token, given the inverse map. The row is read once and written to its topk places: by the bulk
+// copy engine, through shared memory, where there is one and the rows are aligned to 16 bytes, else through registers.
+// Without the inverse map, a block a row of the result. moe_unpermute: a block a piece of a token's row, the topk rows
+// are in flight together. Both are bound by memory: the token rows once and the expert rows once.
 //
 // An index that is no index poisons: its row, or the token's row, is filled with bytes of 0xff, a NaN in every
 // floating-point type.
 #pragma once
 
+#include "bulk.cuh"
 #include "device.cuh"
 #include "moe_dispatch_config.h"
 
@@ -83,21 +85,34 @@ DEVICE void expert_map(const ExpertMapArgs& args) {
   for (int e = threadIdx.x; e < 2 * c.capacity; e += c.threads) tables[e] = 0;
   __syncthreads();
   wait_for_previous_kernel();
+  // Those before this chunk to `cursor`, the others to `total`.
+  constexpr int together = 8;  // loads in flight
   if constexpr (c.counted) {
-    for (int e = threadIdx.x; e < experts; e += c.threads)
+    for (int e = threadIdx.x; e < experts; e += c.threads) {
+      int32_t before = 0, others = 0;
+#pragma unroll together
       for (int chunk = 0; chunk < args.chunks; ++chunk) {
         const int32_t count = args.cursors[int64_t(chunk) * experts + e];
-        total[e] += count;
-        if (chunk < blockIdx.x) cursor[e] += count;
+        (chunk < blockIdx.x ? before : others) += count;
       }
+      cursor[e] = before;
+      total[e] = others;
+    }
   } else {
-    for (int64_t slot = threadIdx.x; slot < args.slots; slot += c.threads) {
-      const int32_t expert = local_expert<c>(args, slot);
-      if (expert < 0) continue;
-      atomicAdd(&total[expert], 1);
-      if (slot < begin) atomicAdd(&cursor[expert], 1);
+    for (int64_t first = threadIdx.x; first < args.slots; first += together * c.threads) {
+      int32_t expert[together];
+#pragma unroll
+      for (int i = 0; i < together; ++i) {
+        const int64_t slot = first + i * c.threads;
+        expert[i] = slot < args.slots ? local_expert<c>(args, slot) : kDropped;
+      }
+#pragma unroll
+      for (int i = 0; i < together; ++i)
+        if (expert[i] >= 0) atomicAdd((first + i * c.threads < begin ? cursor : total) + expert[i], 1);
     }
   }
+  __syncthreads();
+  for (int e = threadIdx.x; e < experts; e += c.threads) total[e] += cursor[e];
   __syncthreads();
 
   // Each thread lays out a run of experts.
@@ -200,26 +215,53 @@ DEVICE void copy_row(const MoePermuteArgs& args, const char* x, const int32_t* r
   }
 }
 
-// Rows of the result that a block checks for being padding, beside its token.
-constexpr int kRowsToFill = 32;
+// Behind the tokens, blocks that look for rows without one, 32 each.
+template <MoePermuteConfig c>
+DEVICE void fill_rows_without_token(const MoePermuteArgs& args) {
+  const int64_t begin = (blockIdx.x - args.tokens) * 32, mine = begin + threadIdx.x % 32;
+  const int32_t slot = mine < args.rows ? args.rows_to_slots[mine] : 0;
+  const uint32_t empty = __ballot_sync(0xffffffff, slot == kDropped);
+  uint32_t left = empty | __ballot_sync(0xffffffff, mine < args.rows && (slot < kDropped || slot >= args.tokens * args.topk));
+  for (; left; left &= left - 1) {
+    const int i = __ffs(left) - 1;
+    fill_row<c>(args, begin + i, empty >> i & 1 ? 0 : 0xff);
+  }
+}
 
 template <MoePermuteConfig c>
 DEVICE void moe_permute_by_token(const MoePermuteArgs& args) {
-  const int64_t topk = c.topk ? c.topk : args.topk;
+  const int64_t token = blockIdx.x, topk = c.topk ? c.topk : args.topk;
   wait_for_previous_kernel();
   let_next_kernel_start();
-  if (blockIdx.x < args.tokens) {
-    const int64_t token = blockIdx.x;
-    return copy_row<c, c.topk>(args, args.x + token * args.row_stride, args.slots_to_rows + token * topk, int(topk));
+  if (token >= args.tokens) return fill_rows_without_token<c>(args);
+  copy_row<c, c.topk>(args, args.x + token * args.row_stride, args.slots_to_rows + token * topk, int(topk));
+}
+
+// One warp, whose first lane drives the copy engine.
+template <MoePermuteConfig c>
+DEVICE void moe_permute_bulk(const MoePermuteArgs& args) {
+  extern __shared__ __align__(128) char stage[];
+  __shared__ uint64_t barrier;
+  const int64_t token = blockIdx.x;
+  if (threadIdx.x == 0) init_barrier(&barrier, 1);
+  wait_for_previous_kernel();
+  let_next_kernel_start();
+  if (token >= args.tokens) return fill_rows_without_token<c>(args);
+  if (threadIdx.x != 0) return;
+  const char* x = args.x + token * args.row_stride;
+  const int32_t* rows = args.slots_to_rows + token * args.topk;
+  uint32_t parity = 0;
+  for (int64_t at = 0; at < args.row_bytes; at += c.stage_bytes) {
+    const uint32_t bytes = uint32_t(args.row_bytes - at < c.stage_bytes ? args.row_bytes - at : c.stage_bytes);
+    if (at > 0) wait_bulk_stores_read();
+    expect_bytes(&barrier, bytes);
+    bulk_load(stage, x + at, bytes, &barrier);
+    wait_barrier(&barrier, parity);
+    parity ^= 1;
+    for (int j = 0; j < args.topk; ++j)
+      if (rows[j] >= 0 && rows[j] < args.rows) bulk_store(args.out + rows[j] * args.row_bytes + at, stage, bytes);
   }
-  // Behind the tokens, blocks that look for rows without one.
-  const int64_t begin = (blockIdx.x - args.tokens) * kRowsToFill;
-  const int64_t end = begin + kRowsToFill < args.rows ? begin + kRowsToFill : args.rows;
-  for (int64_t row = begin; row < end; ++row) {
-    const int32_t slot = args.rows_to_slots[row];
-    if (slot == kDropped) fill_row<c>(args, row, 0);
-    else if (slot < 0 || slot >= args.tokens * topk) fill_row<c>(args, row, 0xff);
-  }
+  wait_bulk_stores_read();
 }
 
 template <MoePermuteConfig c>
@@ -248,7 +290,7 @@ DEVICE void moe_unpermute(const MoeUnpermuteArgs& args) {
   const int32_t* rows = args.slots_to_rows + token * topk;
   const W* weights = static_cast<const W*>(args.weights) + token * topk;
 
-  for (int64_t i = threadIdx.x * n; i < size; i += c.threads * n) {
+  if (const int64_t i = (int64_t(blockIdx.y) * c.threads + threadIdx.x) * n; i < size) {
     float sum[n] = {};
     bool poisoned = false;
     for (int first = 0; first < topk; first += together) {

@@ -17,6 +17,7 @@ struct MoePermuteConfig {
   int topk;     // known and small, or 0
   int vectors;  // accesses of a thread that are in flight together
   int threads;
+  int stage_bytes;  // of shared memory that hold a piece of a row, or 0 without the bulk copy engine
 };
 
 struct MoeUnpermuteConfig {

@@ -16,13 +16,13 @@ namespace deepinfer {
 
 // ---- keys: unsigned integers in the order of the floats they stand for ----
 
-// -0 equals 0, every NaN is the same and the greatest. kTaken is below the key of -inf.
+// kTaken is below the key of -inf. x has to come out of an addition: that leaves one NaN, the greatest of all keys, and
+// no -0 unless both terms were.
 constexpr uint32_t kTaken = 0;
-constexpr uint32_t kNaN = 0xffffffff;
 
 DEVICE uint32_t key_of(float x) {
-  const uint32_t bits = __float_as_uint(x + 0.f);
-  return x != x ? kNaN : bits ^ (uint32_t(int32_t(bits) >> 31) | 0x80000000u);
+  const uint32_t bits = __float_as_uint(x);
+  return bits ^ (uint32_t(int32_t(bits) >> 31) | 0x80000000u);
 }
 
 DEVICE float value_of(uint32_t key) {
@@ -44,9 +44,10 @@ DEVICE float warp_sum(float x) {
   return x;
 }
 
+// Within one unit in the last place; 0 instead of a denormal result.
 DEVICE float reciprocal(float x) {
   float y;
-  asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
@@ -157,10 +158,12 @@ DEVICE auto deal(const uint32_t (&key)[n], uint32_t kept, int lane, uint32_t* sh
 #pragma unroll
   for (int i = 0; i < n; ++i) shared[lane * n + i] = key[i];
   __syncwarp();
-  // Where the group of a candidate starts among all experts.
-  auto start_of_group = [&](int candidate) {
+  // Where the j-th kept group starts among all experts.
+  auto start_of_group = [&](int j) {
     uint32_t rest = kept;
-    for (int j = candidate / group_size; j > 0; --j) rest &= rest - 1;
+#pragma unroll
+    for (int i = 0; i + 1 < c.kept_groups; ++i)
+      if (i < j) rest &= rest - 1;
     return (__ffs(rest) - 1) * group_size;
   };
   Run<m> run;
@@ -169,7 +172,7 @@ DEVICE auto deal(const uint32_t (&key)[n], uint32_t kept, int lane, uint32_t* sh
   for (int i = 0; i < m; ++i) {
     const int candidate = lane * m + i;
     const bool inside = candidates % 32 == 0 || candidate < candidates;
-    if (i == 0 || group_size % m != 0) start = inside ? start_of_group(candidate) : 0;
+    if (i == 0 || group_size % m != 0) start = inside ? start_of_group(candidate / group_size) : 0;
     run.index[i] = start + candidate % group_size;
     run.key[i] = inside ? shared[run.index[i]] : kTaken;
   }
@@ -181,14 +184,29 @@ template <MoeRouterConfig c>
 DEVICE void write_picks(const MoeRouterArgs& args, int64_t token, int lane, uint32_t expert, float w) {
   const bool picked = lane < c.topk;
   if constexpr (c.score_after_topk && c.score == Score::softmax) {
-    const float top = value_of(warp_max(picked && w == w ? key_of(w) : kTaken));
+    const float top = value_of(warp_max(picked && w == w ? key_of(w + 0.f) : kTaken));
     const float e = picked ? expf(w - top) : 0.f;
-    w = e / warp_sum(e);
+    w = e * reciprocal(warp_sum(e));
   } else if constexpr (c.score_after_topk) {
     w = score_of<c.score>(w);
   }
-  if constexpr (c.renormalize) w = w / (warp_sum(picked ? w : 0.f) + args.renorm_eps);
+  if constexpr (c.renormalize) w *= reciprocal(warp_sum(picked ? w : 0.f) + args.renorm_eps);
   if (picked) write_pick<c>(args, token * c.topk + lane, expert, w * args.scale);
+}
+
+// The n elements at p that the lane holds; `access` divides n.
+template <Reuse reuse, int access, int n, typename T, typename Holds>
+DEVICE Vec<T, n> load_run(const T* p, Holds holds) {
+  constexpr int widest = kVectorBytes / sizeof(T), step = access < widest ? access : widest;
+  Vec<T, n> v{};
+#pragma unroll
+  for (int i = 0; i < n; i += step) {
+    if (!holds(i)) continue;
+    const auto part = load_access<reuse, T, step>(p + i);
+#pragma unroll
+    for (int j = 0; j < step; ++j) v.at[i + j] = part.at[j];
+  }
+  return v;
 }
 
 template <MoeRouterConfig c>
@@ -208,17 +226,22 @@ DEVICE void moe_router(const MoeRouterArgs& args) {
   wait_for_previous_kernel();
   if (token >= args.tokens) return;
   const T* logits = static_cast<const T*>(args.logits) + token * args.row_stride;
-  float x[n];
+  // Whether position i of the lane holds an expert; known at compile time where they fill the warp.
+  auto holds = [&](int i) { return c.experts == 32 * n || first + i < c.experts; };
+  float x[n], bias[n];
   {
-    const auto loaded = load_vector<Reuse::once, c.access, n>(logits, first, c.experts);
+    const auto loaded = load_run<Reuse::once, c.access, n>(logits + first, holds);
 #pragma unroll
-    for (int i = 0; i < n; ++i) x[i] = first + i < c.experts ? to_float(loaded.at[i]) : __uint_as_float(0xff800000);
+    for (int i = 0; i < n; ++i) x[i] = holds(i) ? to_float(loaded.at[i]) : __uint_as_float(0xff800000);
   }
-  float bias[n] = {};
   if constexpr (c.has_bias) {
-    const auto loaded = load_vector<Reuse::often, c.access, n>(static_cast<const Element<c.bias>*>(args.bias), first, c.experts);
+    const auto* biases = static_cast<const Element<c.bias>*>(args.bias);
+    const auto loaded = load_run<Reuse::often, c.access, n>(biases + first, holds);
 #pragma unroll
     for (int i = 0; i < n; ++i) bias[i] = to_float(loaded.at[i]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < n; ++i) bias[i] = 0;
   }
   let_next_kernel_start();
 
@@ -226,16 +249,16 @@ DEVICE void moe_router(const MoeRouterArgs& args) {
     float top = x[0];
 #pragma unroll
     for (int i = 1; i < n; ++i) top = fmaxf(top, x[i]);
-    top = value_of(warp_max(top == top ? key_of(top) : kTaken));
+    top = value_of(warp_max(top == top ? key_of(top + 0.f) : kTaken));
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < n; ++i) {
       x[i] = expf(x[i] - top);
       sum += x[i];
     }
-    const float total = warp_sum(sum);
+    const float scale = reciprocal(warp_sum(sum));
 #pragma unroll
-    for (int i = 0; i < n; ++i) x[i] = x[i] / total;
+    for (int i = 0; i < n; ++i) x[i] = x[i] * scale;
   } else if constexpr (!c.score_after_topk) {
 #pragma unroll
     for (int i = 0; i < n; ++i) x[i] = score_of<c.score>(x[i]);
@@ -244,7 +267,7 @@ DEVICE void moe_router(const MoeRouterArgs& args) {
 #pragma unroll
   for (int i = 0; i < n; ++i) {
     scores[first + i] = x[i];
-    key[i] = first + i < c.experts ? key_of(x[i] + bias[i]) : kTaken;
+    key[i] = holds(i) ? key_of(x[i] + bias[i]) : kTaken;
   }
 
   uint32_t expert;
@@ -316,7 +339,7 @@ DEVICE void moe_router_wide(const MoeRouterArgs& args) {
     uint32_t best = kTaken;
     for (int i = threadIdx.x; i < experts; i += c.threads) {
       const float x = to_float(logits[i]);
-      if (x == x) best = umax(best, key_of(x));
+      if (x == x) best = umax(best, key_of(x + 0.f));
     }
     top = value_of(uint32_t(block_max(best, scratch)));
     float sum = 0;
@@ -328,8 +351,9 @@ DEVICE void moe_router_wide(const MoeRouterArgs& args) {
     float x = to_float(logits[i]);
     if constexpr (!c.score_after_topk) x = c.score == Score::softmax ? expf(x - top) / total : score_of<c.score>(x);
     scores[i] = x;
-    if constexpr (c.has_bias) x += to_float(static_cast<const Element<c.bias>*>(args.bias)[i]);
-    keys[i] = key_of(x);
+    float bias = 0;
+    if constexpr (c.has_bias) bias = to_float(static_cast<const Element<c.bias>*>(args.bias)[i]);
+    keys[i] = key_of(x + bias);
   }
   __syncthreads();
 
@@ -356,7 +380,7 @@ DEVICE void moe_router_wide(const MoeRouterArgs& args) {
   if constexpr (c.score_after_topk && c.score == Score::softmax) {
     top = scores[picks[0]];  // the greatest but for the bias: take the true one
     for (int j = lane; j < c.topk; j += 32) top = fmaxf(top, scores[picks[j]]);
-    top = value_of(warp_max(top == top ? key_of(top) : kTaken));
+    top = value_of(warp_max(top == top ? key_of(top + 0.f) : kTaken));
     float sum = 0;
     for (int j = lane; j < c.topk; j += 32) sum += expf(scores[picks[j]] - top);
     total = warp_sum(sum);
