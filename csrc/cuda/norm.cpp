@@ -27,15 +27,16 @@ jit::KernelSource describe(const RmsNormConfig& c) {
   source.header = "cuda/norm.cuh";
   source.config = "RmsNormConfig";
   source.args = "RmsNormArgs";
-  source.facts = {{"x", c.x},           {"weight", c.weight},   {"out", c.out},       {"form", name_of(c.form)},
-                  {"add", c.add},       {"access", c.access},   {"lanes", c.lanes},   {"rows", c.rows},
+  source.facts = {{"x", c.x},         {"weight", c.weight}, {"out", c.out},         {"form", name_of(c.form)},
+                  {"add", c.add},     {"access", c.access}, {"lanes", c.lanes},     {"rows", c.rows},
                   {"vectors", c.vectors}, {"longer", c.longer}, {"strided", c.strided}};
   source.threads = c.lanes * c.rows;
   source.pdl = true;
   return source;
 }
 
-// How a row is laid out over threads. Short rows share a block, and below 32 pieces a warp; long ones have a block each.
+// How a row is laid out over threads. Short rows share a block, and below 32 pieces a warp; long ones have a block
+// each.
 void plan_row(RmsNormConfig& c, int64_t hidden_size) {
   constexpr int kBlock = 128, kWarp = 32, kMostThreads = 512, kMostVectors = 4;  // as registers allow
   const int64_t pieces = ceil_div(hidden_size, 16 / size_of(c.x));
@@ -72,7 +73,9 @@ std::vector<RmsNormConfig> samples() {
   std::vector<RmsNormConfig> configs;
   for (int64_t hidden_size : {128, 576, 2048, 4096, 7168})
     for (int add : {0, 1}) {
-      RmsNormConfig c{DType::bf16, DType::bf16, DType::bf16, WeightForm::cast_mul, add, 8, 0, 0, 0, 0, hidden_size == 128};
+      constexpr DType type = DType::bf16;
+      const int strided = hidden_size == 128;  // heads inside a wider row
+      RmsNormConfig c{type, type, type, WeightForm::cast_mul, add, 8, 0, 0, 0, 0, strided};
       plan_row(c, hidden_size);
       configs.push_back(c);
     }

@@ -33,7 +33,8 @@ int64_t parse_size(const std::string& text) {
   const std::string suffix(end, text.data() + text.size());
   const int shift = suffix == "K" ? 10 : suffix == "M" ? 20 : suffix == "G" ? 30 : suffix.empty() ? 0 : -1;
   if (error != std::errc() || shift < 0 || number < 0 || number > (INT64_MAX >> shift))
-    throw std::invalid_argument("DEEPINFER_CACHE_SIZE must be a number of bytes, K, M or G allowed as a suffix, got " + text);
+    throw std::invalid_argument("DEEPINFER_CACHE_SIZE must be a number of bytes, K, M or G allowed as a suffix, got " +
+                                text);
   return number << shift;
 }
 

@@ -145,8 +145,8 @@ void KernelTable::launch(int device, const void* config, size_t config_bytes, Gr
   void* arguments[] = {const_cast<void*>(args)};
   cu::ContextScope scope(driver, entry->context);
   if (cu::Result result = driver.launch_kernel(&launch, entry->function, arguments, nullptr))
-    cu::check(result, "launching " + kernel.name + " on " + std::to_string(grid.x) + "x" + std::to_string(grid.y) + "x" +
-                          std::to_string(grid.z) + " blocks of " + std::to_string(kernel.threads) + " threads");
+    cu::check(result, "launching " + kernel.name + " on " + std::to_string(grid.x) + "x" + std::to_string(grid.y) +
+                          "x" + std::to_string(grid.z) + " blocks of " + std::to_string(kernel.threads) + " threads");
 }
 
 const KernelTable::Entry& KernelTable::load(int device, const void* config, size_t config_bytes,
@@ -166,8 +166,9 @@ const KernelTable::Entry& KernelTable::load(int device, const void* config, size
   cu::check(driver.stream_is_capturing(current_stream(device), &capturing), kernel.name);
   if (capturing)
     throw std::runtime_error(
-        kernel.name + " is used for the first time while a CUDA graph is being captured, and nothing can be compiled or "
-        "loaded there; run the same call once before the capture to warm up");
+        kernel.name +
+        " is used for the first time while a CUDA graph is being captured, where nothing can be compiled or loaded; run "
+        "the same call once before the capture to warm up");
 
   const Built built = build(kernel.name, kernel.text(), facts.arch());
 

@@ -96,7 +96,8 @@ class Nvcc final : public Compiler {
   }
 
  private:
-  std::vector<std::string> arguments(const CompileJob& job, const std::string& source, const std::string& target) const {
+  std::vector<std::string> arguments(const CompileJob& job, const std::string& source,
+                                     const std::string& target) const {
     std::vector<std::string> all = {path(), "-cubin"};
     all.insert(all.end(), job.flags.begin(), job.flags.end());
     all.insert(all.end(), {"-I", job.source_root, "-o", target, source});

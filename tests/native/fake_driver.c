@@ -32,7 +32,10 @@ int32_t aoti_torch_get_current_cuda_stream(int32_t device, void** stream) {
   return 0;
 }
 
-int cuGetErrorName(int error, const char** name) { return *name = error == 3 ? "CUDA_ERROR_NOT_INITIALIZED" : "CUDA_ERROR_X", 0; }
+int cuGetErrorName(int error, const char** name) {
+  *name = error == 3 ? "CUDA_ERROR_NOT_INITIALIZED" : "CUDA_ERROR_X";
+  return 0;
+}
 int cuGetErrorString(int error, const char** text) { return *text = "as the fake driver has it", 0; }
 
 int cuDeviceGetAttribute(int* value, int attribute, int device) {
@@ -75,9 +78,9 @@ int cuFuncSetAttribute(void* function, int attribute, int value) {
 
 int cuLaunchKernelEx(const LaunchConfig* launch, void* function, void** arguments, void** extra) {
   char text[300];
-  snprintf(text, sizeof(text), "launch %u of %u, shared %u, stream %ld, context %ld of %ld, argument %lx", launch->grid[0],
-           launch->block[0], launch->shared_bytes, (long)(intptr_t)launch->stream, (long)current_context,
-           (long)(intptr_t)function, *(long*)arguments[0]);
+  snprintf(text, sizeof(text), "launch %u of %u, shared %u, stream %ld, context %ld of %ld, argument %lx",
+           launch->grid[0], launch->block[0], launch->shared_bytes, (long)(intptr_t)launch->stream,
+           (long)current_context, (long)(intptr_t)function, *(long*)arguments[0]);
   note(text);
   for (unsigned i = 0; i < launch->attribute_count; ++i) {
     snprintf(text, sizeof(text), ", [%d] = %u", launch->attributes[i].id, launch->attributes[i].value[0]);

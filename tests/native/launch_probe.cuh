@@ -57,7 +57,8 @@ DEVICE void tile_copy(const TileCopyArgs& args) {
   if (threadIdx.x == 0) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier_at));
     asm volatile("fence.mbarrier_init.release.cluster;");
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier_at), "r"(uint32_t(sizeof(tile))));
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier_at),
+                 "r"(uint32_t(sizeof(tile))));
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
             uint32_t(__cvta_generic_to_shared(tile))),
@@ -67,8 +68,12 @@ DEVICE void tile_copy(const TileCopyArgs& args) {
   }
   __syncthreads();
   asm volatile(
-      "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], 0;\n@!done bra again;\n}" ::"r"(
-          barrier_at)
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], 0;\n"
+      "@!done bra again;\n"
+      "}" ::"r"(barrier_at)
       : "memory");
   for (int i = threadIdx.x; i < c.rows * c.columns; i += blockDim.x)
     args.out[int64_t(blockIdx.x) * c.rows * c.columns + i] = tile[i];
