@@ -167,8 +167,8 @@ const KernelTable::Entry& KernelTable::load(int device, const void* config, size
   if (capturing)
     throw std::runtime_error(
         kernel.name +
-        " is used for the first time while a CUDA graph is being captured, where nothing can be compiled or loaded; run "
-        "the same call once before the capture to warm up");
+        " is used for the first time while a CUDA graph is being captured, where nothing can be compiled or loaded; "
+        "run the same call once before the capture to warm up");
 
   const Built built = build(kernel.name, kernel.text(), facts.arch());
 
