@@ -47,7 +47,7 @@ def rotary_embedding(
     Raises:
         ValueError: a wrong shape, dtype, device or style; on a CPU also a position outside the cache.
     """
-    return torch.ops.deepinfer.rotary_embedding(q, k, cos, sin, positions, style, inverse, rotary_dim)
+    return torch.ops.deepinfer.rotary_embedding.default(q, k, cos, sin, positions, style, inverse, rotary_dim)
 
 
 def rotary_embedding_(
@@ -69,7 +69,7 @@ def rotary_embedding_(
     """
     if torch.is_grad_enabled() and (q.requires_grad or (k is not None and k.requires_grad)):
         raise RuntimeError("rotary_embedding_: q and k are written without a gradient and must not require one")
-    torch.ops.deepinfer.rotary_embedding_(q, k, cos, sin, positions, style, inverse, rotary_dim)
+    torch.ops.deepinfer.rotary_embedding_.default(q, k, cos, sin, positions, style, inverse, rotary_dim)
 
 
 def _check_broadcast(op: str, name: str, tensor: torch.Tensor, inner: int, x_name: str, x: torch.Tensor) -> None:
