@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "../cpu/moe_dispatch.h"
+#include "../cpu/pages.h"
 #include "../cpu/parallel.h"
 #include "../cuda/moe_dispatch.h"
 #include "check.h"
@@ -142,6 +143,7 @@ Tensor moe_permute(const Tensor& x, const Tensor& rows_to_slots, int64_t topk,
   if (x.is_cuda()) {
     cuda::moe_permute(args, x.get_device_index());
   } else {
+    cpu::prefer_huge_pages(args.out, args.rows * args.row_bytes);
     cpu::parallel(cpu::moe_permute, args, args.rows, args.row_bytes * 2);
   }
   return out;
