@@ -11,10 +11,10 @@ namespace deepinfer::cuda {
 
 namespace {
 
-constexpr int64_t kSlotsOfChunk = 1024;
-constexpr int64_t kMostSlotsInOneLaunch = 1 << 16;  // up to here each block counts all slots faster than a second launch
-constexpr int64_t kMostChunks = 512;
-constexpr int kMapThreads = 1024, kRowThreads = 256, kWarp = 32;
+constexpr int kCluster = 8;
+constexpr int kMostTableBytes = 192 * 1024;  // of expert_map in shared memory
+constexpr int kRowThreads = 256, kWarp = 32;
+constexpr int64_t kFewBlocks = 1024;  // below that many, a row is shared out over several
 constexpr int kMostTopk = 16;  // that is unrolled
 constexpr int kRowsToFill = 32;  // of a block of moe_permute, as in moe_dispatch.cuh
 constexpr int kMostStageBytes = 32 * 1024;  // of a row in shared memory: several blocks share a processor
@@ -30,10 +30,26 @@ jit::KernelSource source_of(const char* name, const char* config, const char* ar
   return source;
 }
 
+// Three tables of the block, one of 16-bit counts for each warp.
+int table_bytes(int64_t capacity, int threads) { return int(capacity * (3 * 4 + threads / kWarp * 2)); }
+
+int64_t capacity_for(int64_t experts, int threads) { return ceil_div(experts, threads) * threads; }
+
+// As many as the tables leave room for, and no more than the slots need.
+int map_threads(int64_t slots, int64_t experts) {
+  int threads = 1024;
+  while (threads > 128 && (table_bytes(capacity_for(experts, threads), threads) > kMostTableBytes ||
+                           threads / 2 * kSlotsOfThread >= slots))
+    threads /= 2;
+  return threads;
+}
+
 jit::KernelSource source_of(const char* name, const ExpertMapConfig& c) {
   jit::KernelSource source = source_of(name, "ExpertMapConfig", "ExpertMapArgs", c.threads);
-  source.facts = {{"wide_ids", c.wide_ids}, {"counted", c.counted}, {"capacity", c.capacity}, {"threads", c.threads}};
-  source.shared_bytes = 2 * c.capacity * int(sizeof(int32_t));
+  source.facts = {{"wide_ids", c.wide_ids}, {"counted", c.counted}, {"cluster", c.cluster}, {"capacity", c.capacity},
+                  {"threads", c.threads}};
+  source.cluster = c.cluster;
+  source.shared_bytes = table_bytes(c.capacity, c.threads);
   return source;
 }
 
@@ -64,9 +80,9 @@ int threads_for(int64_t pieces) { return int(std::clamp<int64_t>(ceil_div(pieces
 
 int unrolled(int64_t topk) { return topk <= kMostTopk ? int(topk) : 0; }
 
-std::vector<ExpertMapConfig> count_samples() { return {{1, 1, kMapThreads, kMapThreads}}; }
+std::vector<ExpertMapConfig> count_samples() { return {{1, 1, 1, 1024, 1024}}; }
 std::vector<ExpertMapConfig> map_samples() {
-  return {{1, 0, kMapThreads, kMapThreads}, {0, 1, 2 * kMapThreads, kMapThreads}};
+  return {{1, 0, kCluster, 1024, 1024}, {1, 0, 1, 256, 128}, {0, 1, 1, 2048, 1024}};
 }
 std::vector<MoePermuteConfig> token_samples() { return {{16, 8, 4, kRowThreads, 0}, {2, 0, 4, 64, 0}}; }
 std::vector<MoePermuteConfig> bulk_samples() { return {{16, 0, 4, kWarp, 16384}}; }
@@ -84,15 +100,18 @@ jit::Kernels<MoeUnpermuteConfig> unpermute_kernels(describe_unpermute, unpermute
 
 }  // namespace
 
-int64_t expert_map_chunks(int64_t slots) {
-  return std::clamp<int64_t>(ceil_div(slots, kSlotsOfChunk), 1, kMostChunks);
+ExpertMapPlan plan_expert_map(int64_t slots, int64_t num_local_experts, int device) {
+  const int64_t chunk = int64_t(map_threads(slots, num_local_experts)) * kSlotsOfThread;
+  const int64_t chunks = std::max<int64_t>(1, ceil_div(slots, chunk));
+  const bool cluster = chunks > 1 && chunks <= kCluster && jit::device_facts(device).capability >= 90;
+  return {cluster ? kCluster : chunks, chunks > 1 && !cluster};
 }
 
-bool expert_map_needs_counts(int64_t slots) { return slots > kMostSlotsInOneLaunch; }
-
 void expert_map(const ExpertMapArgs& args, int device) {
-  ExpertMapConfig c{args.wide_ids, expert_map_needs_counts(args.slots), 0, kMapThreads};
-  c.capacity = int(ceil_div(args.num_local_experts, c.threads)) * c.threads;
+  const int threads = map_threads(args.slots, args.num_local_experts);
+  const bool counted = args.cursors != nullptr;
+  const ExpertMapConfig c{args.wide_ids, counted, counted ? 1 : int(args.chunks),
+                          int(capacity_for(args.num_local_experts, threads)), threads};
   const jit::Grid grid{unsigned(args.chunks)};
   if (c.counted) count_kernels.launch(device, c, grid, args);
   map_kernels.launch(device, c, grid, args);
@@ -126,7 +145,8 @@ void moe_unpermute(const MoeUnpermuteArgs& args, int device) {
   const int64_t pieces = ceil_div(args.hidden_size, 16 / element);
   const MoeUnpermuteConfig c{args.dtype, args.weights ? args.weights_dtype : DType::f32, args.weights != nullptr,
                              access.elements(), unrolled(args.topk), threads_for(pieces)};
-  unpermute_kernels.launch(device, c, {unsigned(args.tokens), unsigned(ceil_div(pieces, c.threads))}, args);
+  const int64_t blocks = args.tokens < kFewBlocks ? ceil_div(pieces, c.threads) : 1;
+  unpermute_kernels.launch(device, c, {unsigned(args.tokens * blocks)}, args);
 }
 
 }  // namespace deepinfer::cuda

@@ -1,8 +1,9 @@
 // Sorting tokens by expert, and moving their rows there and back.
 //
-// expert_map: one launch. Each block places a chunk of the slots; where a chunk's slots of an expert go is known from the
-// ids of all slots before it, which every block counts anew out of the L2 cache rather than wait for another block.
-// With many slots that gets long: expert_count then leaves the counts of each chunk in device memory first.
+// expert_map: a counting sort in one launch. Each block counts and places a chunk of the slots; the blocks of a cluster
+// read each other's counts. Slots that exceed a cluster, and devices without: expert_count leaves the counts of each
+// chunk in device memory first. Inside a chunk each warp counts its own run of slots, so that placing needs no barrier
+// and keeps the order. Bound by latency.
 //
 // moe_permute: a block a token, given the inverse map. The row is read once and written to its topk places: by the bulk
 // copy engine, through shared memory, where there is one and the rows are aligned to 16 bytes, else through registers.
@@ -13,12 +14,13 @@
 // floating-point type.
 #pragma once
 
-#include "bulk.cuh"
 #include "device.cuh"
+#include "hopper.cuh"
 #include "moe_dispatch_config.h"
 
 namespace deepinfer {
 
+constexpr int kRounds = kSlotsOfThread;
 constexpr int32_t kDropped = -1;  // -1 or an expert of another rank
 constexpr int32_t kInvalid = -2;  // outside [-1, num_experts)
 
@@ -32,21 +34,17 @@ DEVICE int32_t local_expert(const ExpertMapArgs& args, int64_t slot) {
   return id >= 0 && local >= 0 && local < args.num_local_experts ? int32_t(local) : kDropped;
 }
 
-DEVICE int64_t chunk_size(const ExpertMapArgs& args) {
-  return (args.slots + args.chunks - 1) / args.chunks;
-}
-
 // The counts of one chunk, to `cursors`.
 template <ExpertMapConfig c>
 DEVICE void expert_count(const ExpertMapArgs& args) {
   extern __shared__ int32_t counts[];
-  const int64_t size = chunk_size(args), begin = blockIdx.x * size;
-  const int64_t end = begin + size < args.slots ? begin + size : args.slots;
   for (int e = threadIdx.x; e < c.capacity; e += c.threads) counts[e] = 0;
   __syncthreads();
   wait_for_previous_kernel();
-  for (int64_t slot = begin + threadIdx.x; slot < end; slot += c.threads) {
-    const int32_t expert = local_expert<c>(args, slot);
+#pragma unroll
+  for (int i = 0; i < kRounds; ++i) {
+    const int64_t slot = (int64_t(blockIdx.x) * kRounds + i) * c.threads + threadIdx.x;
+    const int32_t expert = slot < args.slots ? local_expert<c>(args, slot) : kDropped;
     if (expert >= 0) atomicAdd(&counts[expert], 1);
   }
   __syncthreads();
@@ -74,45 +72,69 @@ DEVICE int32_t scan_over_block(int32_t x, int32_t* scratch) {
 
 template <ExpertMapConfig c>
 DEVICE void expert_map(const ExpertMapArgs& args) {
+  constexpr int warps = c.threads / 32;
   extern __shared__ int32_t tables[];
   __shared__ int32_t scratch[32], laid_out;
-  int32_t* total = tables;               // slots of each expert
-  int32_t* cursor = tables + c.capacity;  // first those in earlier chunks, then the row of the next one
+  int32_t* own = tables;                  // this chunk's slots of each expert
+  int32_t* before = own + c.capacity;     // those of earlier chunks, then the row of this chunk's first
+  int32_t* total = before + c.capacity;   // those of all chunks
+  // Of each warp: its count of an expert, then how many of the chunk's are placed before its next one.
+  auto* placed = reinterpret_cast<uint16_t*>(total + c.capacity);
   const int experts = int(args.num_local_experts);
-  const int64_t size = chunk_size(args), begin = blockIdx.x * size;
-  const int64_t end = begin + size < args.slots ? begin + size : args.slots;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int64_t first = (int64_t(blockIdx.x) * warps + warp) * kRounds * 32 + lane;  // a warp's slots are a run
 
-  for (int e = threadIdx.x; e < 2 * c.capacity; e += c.threads) tables[e] = 0;
-  __syncthreads();
+  for (int i = threadIdx.x; i < warps * c.capacity / 2; i += c.threads) reinterpret_cast<uint32_t*>(placed)[i] = 0;
+  for (int e = threadIdx.x; e < c.capacity; e += c.threads) before[e] = total[e] = 0;
   wait_for_previous_kernel();
-  // Those before this chunk to `cursor`, the others to `total`.
-  constexpr int together = 8;  // loads in flight
-  if constexpr (c.counted) {
-    for (int e = threadIdx.x; e < experts; e += c.threads) {
-      int32_t before = 0, others = 0;
-#pragma unroll together
-      for (int chunk = 0; chunk < args.chunks; ++chunk) {
-        const int32_t count = args.cursors[int64_t(chunk) * experts + e];
-        (chunk < blockIdx.x ? before : others) += count;
-      }
-      cursor[e] = before;
-      total[e] = others;
-    }
-  } else {
-    for (int64_t first = threadIdx.x; first < args.slots; first += together * c.threads) {
-      int32_t expert[together];
+  int32_t expert[kRounds];
 #pragma unroll
-      for (int i = 0; i < together; ++i) {
-        const int64_t slot = first + i * c.threads;
-        expert[i] = slot < args.slots ? local_expert<c>(args, slot) : kDropped;
-      }
+  for (int i = 0; i < kRounds; ++i)
+    expert[i] = first + i * 32 < args.slots ? local_expert<c>(args, first + i * 32) : kDropped;
+  __syncthreads();
+
+  uint16_t* mine = placed + warp * c.capacity;
+  uint32_t peers[kRounds];
 #pragma unroll
-      for (int i = 0; i < together; ++i)
-        if (expert[i] >= 0) atomicAdd((first + i * c.threads < begin ? cursor : total) + expert[i], 1);
-    }
+  for (int i = 0; i < kRounds; ++i) {
+    peers[i] = __match_any_sync(0xffffffff, expert[i]);
+    if (expert[i] >= 0 && lane == __ffs(peers[i]) - 1) mine[expert[i]] += __popc(peers[i]);
+    __syncwarp();
   }
   __syncthreads();
-  for (int e = threadIdx.x; e < experts; e += c.threads) total[e] += cursor[e];
+  for (int e = threadIdx.x; e < experts; e += c.threads) {
+    int32_t sum = 0;
+    for (int w = 0; w < warps; ++w) {
+      const int32_t count = placed[w * c.capacity + e];
+      placed[w * c.capacity + e] = uint16_t(sum);
+      sum += count;
+    }
+    own[e] = sum;
+  }
+
+  if constexpr (c.counted) {
+    __syncthreads();
+#pragma unroll 8
+    for (int64_t i = threadIdx.x; i < args.chunks * experts; i += c.threads) {
+      const int32_t count = args.cursors[i];
+      const int e = int(i % experts);
+      atomicAdd(&total[e], count);
+      if (i < int64_t(blockIdx.x) * experts) atomicAdd(&before[e], count);
+    }
+  } else if constexpr (c.cluster > 1) {
+    cluster_sync();
+    for (int e = threadIdx.x; e < experts; e += c.threads) {
+#pragma unroll
+      for (int block = 0; block < c.cluster; ++block) {
+        const int32_t count = load_from_cluster(own + e, block);
+        total[e] += count;
+        if (block < blockIdx.x) before[e] += count;
+      }
+    }
+    cluster_sync();  // no block leaves while others read its counts
+  } else {
+    for (int e = threadIdx.x; e < experts; e += c.threads) total[e] = own[e];
+  }
   __syncthreads();
 
   // Each thread lays out a run of experts.
@@ -124,7 +146,7 @@ DEVICE void expert_map(const ExpertMapArgs& args) {
   int32_t start = scan_over_block<c.threads>(taken, scratch);
   for (int i = 0; i < run; ++i) {
     const int e = threadIdx.x * run + i;
-    cursor[e] += start;
+    before[e] += start;
     const int32_t next = start + aligned(total[e]);
     if (e < experts && blockIdx.x == 0) {
       args.counts[e] = total[e];
@@ -143,24 +165,18 @@ DEVICE void expert_map(const ExpertMapArgs& args) {
     args.rows_to_slots[row] = kDropped;
   let_next_kernel_start();
 
-  // The warps take turns, so that the slots of an expert keep their order.
-  for (int64_t first = begin; first < end; first += c.threads) {
-    const int64_t slot = first + threadIdx.x;
-    const int32_t expert = slot < end ? local_expert<c>(args, slot) : kDropped;
-    const uint32_t peers = __match_any_sync(0xffffffff, expert);
-    const int lane = threadIdx.x % 32, leader = __ffs(peers) - 1;
+#pragma unroll
+  for (int i = 0; i < kRounds; ++i) {
+    const int64_t slot = first + i * 32;
+    const bool leads = lane == __ffs(peers[i]) - 1;
     int32_t row = 0;
-    for (int warp = 0; warp < c.threads / 32; ++warp) {
-      if (int(threadIdx.x / 32) == warp && expert >= 0 && lane == leader) {
-        row = cursor[expert];
-        cursor[expert] = row + __popc(peers);
-      }
-      __syncthreads();
-    }
-    row = __shfl_sync(0xffffffff, row, leader) + __popc(peers & ((1u << lane) - 1));
-    if (slot >= end) continue;
-    args.slots_to_rows[slot] = expert >= 0 ? row : expert;
-    if (expert >= 0) args.rows_to_slots[row] = int32_t(slot);
+    if (expert[i] >= 0) row = before[expert[i]] + mine[expert[i]] + __popc(peers[i] & ((1u << lane) - 1));
+    __syncwarp();
+    if (expert[i] >= 0 && leads) mine[expert[i]] += __popc(peers[i]);
+    __syncwarp();
+    if (slot >= args.slots) continue;
+    args.slots_to_rows[slot] = expert[i] >= 0 ? row : expert[i];
+    if (expert[i] >= 0) args.rows_to_slots[row] = int32_t(slot);
   }
 }
 
@@ -281,8 +297,10 @@ DEVICE void moe_unpermute(const MoeUnpermuteArgs& args) {
   using T = Element<c.y>;
   using W = Element<c.weights>;
   constexpr int n = kVectorBytes / sizeof(T);
-  constexpr int together = c.topk ? c.topk : 4;  // rows in flight
-  const int64_t token = blockIdx.x, size = args.hidden_size;
+  constexpr int together = 4;  // rows in flight
+  // Few tokens are shared out over several blocks each.
+  const uint32_t blocks = gridDim.x / uint32_t(args.tokens), block = blockIdx.x % blocks;
+  const int64_t token = blockIdx.x / blocks, size = args.hidden_size;
   const int topk = c.topk ? c.topk : int(args.topk);
   T* out = static_cast<T*>(args.out) + token * size;
   wait_for_previous_kernel();
@@ -290,9 +308,10 @@ DEVICE void moe_unpermute(const MoeUnpermuteArgs& args) {
   const int32_t* rows = args.slots_to_rows + token * topk;
   const W* weights = static_cast<const W*>(args.weights) + token * topk;
 
-  if (const int64_t i = (int64_t(blockIdx.y) * c.threads + threadIdx.x) * n; i < size) {
+  for (int64_t i = (block * c.threads + threadIdx.x) * n; i < size; i += blocks * c.threads * n) {
     float sum[n] = {};
     bool poisoned = false;
+#pragma unroll 2
     for (int first = 0; first < topk; first += together) {
       Vec<T, n> held[together];
       float factor[together];

@@ -6,9 +6,12 @@ namespace deepinfer::cuda {
 
 // All on torch's current stream of the device.
 
-// How many chunks the slots are cut into; with more than `kMostChunksInOneLaunch` args.cursors has to hold their counts.
-int64_t expert_map_chunks(int64_t slots);
-bool expert_map_needs_counts(int64_t slots);
+// Into how many chunks the slots are cut, and whether args.cursors has to have room for the counts of each.
+struct ExpertMapPlan {
+  int64_t chunks;
+  bool counted;
+};
+ExpertMapPlan plan_expert_map(int64_t slots, int64_t num_local_experts, int device);
 void expert_map(const ExpertMapArgs& args, int device);
 
 void moe_permute(const MoePermuteArgs& args, int device);

@@ -14,7 +14,6 @@ namespace deepinfer::jit {
 namespace {
 
 constexpr int kMaxDevices = 64;
-constexpr int kStaticSharedBytes = 48 * 1024;  // what a block gets without asking
 constexpr int kPortableCluster = 8;
 
 std::mutex mutex;  // for loading; launches of loaded kernels take none
@@ -161,6 +160,7 @@ const KernelTable::Entry& KernelTable::load(int device, const void* config, size
   entry->context = facts.context;
   const KernelSource& kernel = entry->source;
   entry->pdl = kernel.pdl && facts.capability >= 90;
+  cu::ContextScope scope(driver, facts.context);
 
   int capturing = 0;
   cu::check(driver.stream_is_capturing(current_stream(device), &capturing), kernel.name);
@@ -175,11 +175,10 @@ const KernelTable::Entry& KernelTable::load(int device, const void* config, size
   std::lock_guard lock(mutex);
   for (const Entry* other = bucket.load(); other; other = other->next)
     if (other->device == device && other->config == entry->config) return *other;
-  cu::ContextScope scope(driver, facts.context);
   cu::Module module;  // kept for the life of the process
   cu::check(driver.module_load_data(&module, built.binary->bytes.data()), "loading " + kernel.name);
   cu::check(driver.module_get_function(&entry->function, module, kernel.name.c_str()), "loading " + kernel.name);
-  if (kernel.shared_bytes > kStaticSharedBytes)
+  if (kernel.shared_bytes > 0)  // dynamic and static bytes together may exceed what a block gets without asking
     cu::check(driver.function_set_attribute(entry->function, cu::kMaxDynamicSharedBytes, kernel.shared_bytes),
               kernel.name + " with " + std::to_string(kernel.shared_bytes) + " bytes of shared memory");
   if (kernel.cluster > kPortableCluster)

@@ -53,13 +53,15 @@ void sort_on_cpu(ExpertMapArgs& args) {
 }
 
 void sort_on_cuda(ExpertMapArgs& args, const Tensor& ids) {
-  args.chunks = cuda::expert_map_chunks(args.slots);
+  const int device = ids.get_device_index();
+  const cuda::ExpertMapPlan plan = cuda::plan_expert_map(args.slots, args.num_local_experts, device);
+  args.chunks = plan.chunks;
   std::optional<Tensor> counts;
-  if (cuda::expert_map_needs_counts(args.slots)) {
+  if (plan.counted) {
     counts = new_tensor(ids, {args.chunks, args.num_local_experts}, ScalarType::Int);
     args.cursors = static_cast<int32_t*>(counts->mutable_data_ptr());
   }
-  cuda::expert_map(args, ids.get_device_index());
+  cuda::expert_map(args, device);
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> moe_expert_map(const Tensor& topk_ids, int64_t num_experts,

@@ -1,5 +1,6 @@
-// The bulk copy engine of compute capability 9.0 and its barriers: whole runs of bytes between device memory and shared
-// memory, started by one thread. Addresses and sizes are multiples of 16.
+// What compute capability 9.0 brought: the bulk copy engine and its barriers, which move whole runs of bytes between
+// device memory and shared memory, started by one thread (addresses and sizes are multiples of 16); and clusters, blocks
+// that see each other's shared memory.
 #pragma once
 
 #include "device.cuh"
@@ -44,6 +45,24 @@ DEVICE void bulk_store(void* global, const void* shared, uint32_t bytes) {
 // Until the stores of this thread have read their shared memory.
 DEVICE void wait_bulk_stores_read() {
   asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+// ---- clusters ----
+
+DEVICE void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// A word of another block's shared memory, at the address that it has in this one.
+DEVICE int32_t load_from_cluster(const int32_t* p, int block) {
+  int32_t x;
+  asm volatile(
+      "{\n"
+      ".reg .u32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %1, %2;\n"
+      "ld.shared::cluster.s32 %0, [remote];\n"
+      "}\n" : "=r"(x) : "r"(shared_address(p)), "r"(block) : "memory");
+  return x;
 }
 
 }  // namespace deepinfer
