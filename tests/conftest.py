@@ -14,6 +14,11 @@ def device(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests of run-time compilation fork, so they come before any that starts CUDA."""
+    items.sort(key=lambda item: item.path.name != "test_jit.py")
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)

@@ -26,19 +26,21 @@ def configuration() -> None:
     launch(0, 7, 2, 1000)
     assert record() == [
         "load probe in 100",
+        "attribute 8 = 1000",  # dynamic shared memory
         # [4] the cluster, [6] programmatic dependent launch
         "launch 7 of 128, shared 1000, stream 200, context 100 of 100, argument 1234, [4] = 2, [6] = 1",
     ]
     launch(0, 7, 1, 0)
     assert record()[-1].endswith("shared 0, stream 200, context 100 of 100, argument 1234, [6] = 1")
     launch(0, 0, 1, 0)  # an empty grid
-    assert len(record()) == 4
+    assert len(record()) == 5
 
 
 def attributes() -> None:
     launch(0, 1, 1, 49152)
     launch(0, 1, 16, 100000)
-    assert [line for line in record() if line.startswith("attribute")] == ["attribute 8 = 100000", "attribute 14 = 1"]
+    attributes = [line for line in record() if line.startswith("attribute")]
+    assert attributes == ["attribute 8 = 49152", "attribute 8 = 100000", "attribute 14 = 1"]
     with pytest.raises(RuntimeError, match=r"probe with 400000 bytes of shared memory: CUDA_ERROR_X \(as the fake"):
         launch(0, 1, 1, 400000)
 

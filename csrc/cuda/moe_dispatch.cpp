@@ -46,8 +46,8 @@ int map_threads(int64_t slots, int64_t experts) {
 
 jit::KernelSource source_of(const char* name, const ExpertMapConfig& c) {
   jit::KernelSource source = source_of(name, "ExpertMapConfig", "ExpertMapArgs", c.threads);
-  source.facts = {{"wide_ids", c.wide_ids}, {"counted", c.counted}, {"cluster", c.cluster}, {"capacity", c.capacity},
-                  {"threads", c.threads}};
+  source.facts = {{"wide_ids", c.wide_ids}, {"counted", c.counted}, {"cluster", c.cluster}, {"bits", c.bits},
+                  {"capacity", c.capacity}, {"threads", c.threads}};
   source.cluster = c.cluster;
   source.shared_bytes = table_bytes(c.capacity, c.threads);
   return source;
@@ -80,9 +80,9 @@ int threads_for(int64_t pieces) { return int(std::clamp<int64_t>(ceil_div(pieces
 
 int unrolled(int64_t topk) { return topk <= kMostTopk ? int(topk) : 0; }
 
-std::vector<ExpertMapConfig> count_samples() { return {{1, 1, 1, 1024, 1024}}; }
+std::vector<ExpertMapConfig> count_samples() { return {{1, 1, 1, 8, 1024, 1024}}; }
 std::vector<ExpertMapConfig> map_samples() {
-  return {{1, 0, kCluster, 1024, 1024}, {1, 0, 1, 256, 128}, {0, 1, 1, 2048, 1024}};
+  return {{1, 0, kCluster, 8, 1024, 1024}, {1, 0, 1, 7, 128, 128}, {0, 1, 1, 11, 2048, 1024}};
 }
 std::vector<MoePermuteConfig> token_samples() { return {{16, 8, 4, kRowThreads, 0}, {2, 0, 4, 64, 0}}; }
 std::vector<MoePermuteConfig> bulk_samples() { return {{16, 0, 4, kWarp, 16384}}; }
@@ -111,6 +111,7 @@ void expert_map(const ExpertMapArgs& args, int device) {
   const int threads = map_threads(args.slots, args.num_local_experts);
   const bool counted = args.cursors != nullptr;
   const ExpertMapConfig c{args.wide_ids, counted, counted ? 1 : int(args.chunks),
+                          int(std::bit_width(uint64_t(args.num_local_experts - 1))),
                           int(capacity_for(args.num_local_experts, threads)), threads};
   const jit::Grid grid{unsigned(args.chunks)};
   if (c.counted) count_kernels.launch(device, c, grid, args);

@@ -12,6 +12,7 @@ struct ExpertMapConfig {
   int wide_ids;
   int counted;   // 1: expert_count ran first, `cursors` holds the counts of each chunk
   int cluster;   // blocks that read each other's counts, all there are; 1 if counted
+  int bits;      // of a local expert
   int capacity;  // entries of the tables in shared memory: a multiple of `threads`, at least num_local_experts
   int threads;
 };
