@@ -1,7 +1,8 @@
-// Rotary embedding. A row of cosines and sines becomes two float tables in the order of the output, with the sign of the
-// rotation in the sines, so that every style is out = x * cos + partner * sin; the tables then serve all heads of the
-// position. Work goes by blocks of positions: the tables of a block stay in the L1 cache, and whatever the order of heads
-// and positions in memory is, a block reads and writes runs of a few KB. Bound by memory: read x, write the result.
+// Rotary embedding. A row of cosines and sines becomes two float tables in the order of the output, with the sign of
+// the rotation in the sines, so that every style is out = x * cos + partner * sin; the tables then serve all heads of
+// the position. Work goes by blocks of positions: the tables of a block stay in the L1 cache, and whatever the order of
+// heads and positions in memory is, a block reads and writes runs of a few KB. Bound by memory: read x, write the
+// result.
 
 #include "rope.h"
 
@@ -126,13 +127,56 @@ void rotate_row(const T* x, T* out, int64_t half, int64_t first, int64_t n, cons
   }
 }
 
+// The same for f16, whose conversions the compiler does not vectorise: rows of x and of the partners in floats, both in
+// the order of the output, and 16 lanes at a time.
+template <typename T, RopeStyle style, bool round_products>
+  requires(dtype_of<T>::value == DType::f16)
+void rotate_row(const T* x, T* out, int64_t half, int64_t first, int64_t n, const float* table) {
+  float own[2 * kPairs + kLanes], partner[2 * kPairs + kLanes];
+  auto read = [](const T* from, int64_t count, float* to) {
+    for (int64_t i = 0; i < count; i += kLanes)
+      store(to + i, count - i < kLanes ? load_part(from + i, int(count - i)) : load(from + i));
+  };
+  auto write = [](const float* from, int64_t count, T* to) {
+    for (int64_t i = 0; i < count; i += kLanes)
+      count - i < kLanes ? store_part(to + i, load(from + i), int(count - i)) : store(to + i, load(from + i));
+  };
+  if constexpr (style == RopeStyle::half) {
+    read(x + first, n, own);
+    read(x + half + first, n, own + n);
+  } else if constexpr (style == RopeStyle::interleaved) {
+    read(x + 2 * first, 2 * n, own);
+  } else {
+    read(x + 2 * first, 2 * n, partner);
+    for (int64_t i = 0; i < n; ++i) {
+      own[i] = partner[2 * i];
+      own[n + i] = partner[2 * i + 1];
+    }
+  }
+  const int64_t step = style == RopeStyle::interleaved ? 2 : 1, to_partner = style == RopeStyle::interleaved ? 1 : n;
+  for (int64_t i = 0; i < step * n; i += step) {
+    partner[i] = own[i + to_partner];
+    partner[i + to_partner] = own[i];
+  }
+  for (int64_t i = 0; i < 2 * n; i += kLanes) {
+    F32 a = load(own + i) * load(table + i), b = load(partner + i) * load(table + 2 * n + i);
+    store(own + i, round_products ? round_to<T>(a) + round_to<T>(b) : a + b);
+  }
+  if constexpr (style == RopeStyle::interleaved) {
+    write(own, 2 * n, out + 2 * first);
+  } else {
+    write(own, n, out + first);
+    write(own + n, n, out + half + first);
+  }
+}
+
 // Item i belongs to block i / (block * heads); inside a block, positions change faster than heads.
 template <typename T, RopeStyle style, bool round_products>
 void rotate_rows(const RopeArgs& args, const RopeTensor& x, int64_t begin, int64_t end) {
   const int64_t half = args.rotary_dim / 2, rest = args.head_size - args.rotary_dim;
   const int64_t heads = x.in_rows.count, groups = x.in_groups.count;
   const int64_t widest = min(half, kPairs), block = min(kPositions, kFloats / (4 * widest));
-  alignas(64) float tables[kFloats];
+  alignas(64) float tables[kFloats + kLanes];  // vectors may read past the end
   int64_t in_offset[kPositions], out_offset[kPositions];
   while (begin < end) {
     const int64_t first_group = begin / (block * heads) * block, positions = min(block, groups - first_group);

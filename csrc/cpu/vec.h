@@ -96,6 +96,13 @@ inline uint16_t to_f16(float x) { return bit_cast<uint16_t>(_Float16(x)); }
 inline F32 from_f16(U16 x) {
 #if defined(__AVX512F__)
   return (F32)_mm512_cvtph_ps((__m256i)x);
+#elif defined(__F16C__)
+  __m128i in[2];
+  std::memcpy(in, &x, sizeof(in));
+  const __m256 out[2] = {_mm256_cvtph_ps(in[0]), _mm256_cvtph_ps(in[1])};
+  F32 r;
+  std::memcpy(&r, out, sizeof(r));
+  return r;
 #else
   F32 r;
   for (int i = 0; i < kLanes; ++i) r[i] = from_f16(uint16_t(x[i]));
@@ -106,6 +113,14 @@ inline F32 from_f16(U16 x) {
 inline U16 to_f16(F32 x) {
 #if defined(__AVX512F__)
   return (U16)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#elif defined(__F16C__)
+  __m256 in[2];
+  std::memcpy(in, &x, sizeof(in));
+  const __m128i out[2] = {_mm256_cvtps_ph(in[0], _MM_FROUND_TO_NEAREST_INT),
+                          _mm256_cvtps_ph(in[1], _MM_FROUND_TO_NEAREST_INT)};
+  U16 r;
+  std::memcpy(&r, out, sizeof(r));
+  return r;
 #else
   U16 r;
   for (int i = 0; i < kLanes; ++i) r[i] = to_f16(float(x[i]));

@@ -82,7 +82,9 @@ inline bool overlap(const Tensor& a, const Tensor& b) {
   item = b.element_size();
   same_byte.add(1, 1 - item, 0);
   for (int64_t d = 0; d < b.dim(); ++d) same_byte.add(b.stride(d) * item, 1 - b.size(d), 0);
-  return same_byte.solvable(static_cast<const char*>(b.const_data_ptr()) - static_cast<const char*>(a.const_data_ptr()));
+  const auto* a_data = static_cast<const char*>(a.const_data_ptr());
+  const auto* b_data = static_cast<const char*>(b.const_data_ptr());
+  return same_byte.solvable(b_data - a_data);
 }
 
 }  // namespace deepinfer
