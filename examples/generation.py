@@ -1,0 +1,98 @@
+"""Greedy generation with a static cache: two shapes for the compiler, the prompt and the single token.
+
+This is the loop of ``transformers``' own ``generate`` with nothing around it, so that what is timed is the model.
+Prompts are padded on the left to one length; the attention mask covers the whole cache from the start.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, StaticCache
+from transformers.cache_utils import StaticLayer
+
+
+@dataclass
+class Generated:
+    """Token ids ``[batch, new_tokens]`` and the seconds of the prefill and of each decode step."""
+
+    tokens: torch.Tensor
+    prefill_seconds: float
+    decode_seconds: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Prompt:
+    """Token ids ``[batch, length]``, and the mask ``[batch, length + new_tokens]`` that is 0 on padding."""
+
+    ids: torch.Tensor
+    mask: torch.Tensor
+
+    @property
+    def new_tokens(self) -> int:
+        return self.mask.shape[1] - self.ids.shape[1]
+
+
+def random_prompt(config: PreTrainedConfig, batch: int, length: int, new_tokens: int, seed: int = 0) -> Prompt:
+    """Random token ids: unlike padding they spread over the experts, which a timing needs."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(config.vocab_size, (batch, length), generator=generator)
+    return Prompt(ids, torch.ones(batch, length + new_tokens, dtype=torch.long))
+
+
+def chat_prompt(tokenizer: PreTrainedTokenizerBase, text: str, length: int, new_tokens: int) -> Prompt:
+    """One user message in the model's chat format (as it is if there is none), padded on the left."""
+    if tokenizer.chat_template:
+        messages = [{"role": "user", "content": text}]
+        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+    else:
+        ids = tokenizer(text)["input_ids"]
+    ids = ids[-length:]
+    padding = length - len(ids)
+    mask = [0] * padding + [1] * (len(ids) + new_tokens)
+    return Prompt(torch.tensor([[0] * padding + ids]), torch.tensor([mask]))
+
+
+class Generator:
+    """Generates with any callable form of ``model``, eager or compiled, in one cache that is used again."""
+
+    def __init__(self, model: PreTrainedModel, batch: int, cache_length: int) -> None:
+        self.model = model
+        self.cache = StaticCache(config=model.config, max_cache_len=cache_length)
+        # A window that holds the whole cache is no window. Its layers would count in Python and recompile every step.
+        window = getattr(model.config, "sliding_window", None) or 0
+        if window >= cache_length:
+            self.cache.layers = [StaticLayer(cache_length) for _ in self.cache.layers]
+        with torch.no_grad():
+            model(torch.zeros(batch, 1, dtype=torch.long), past_key_values=self.cache)  # allocates the cache
+
+    def __call__(self, forward: Callable, prompt: Prompt, new_tokens: int | None = None) -> Generated:
+        """Greedy decoding of ``new_tokens`` (all that the prompt has room for) after a prefill."""
+        steps = (prompt.new_tokens if new_tokens is None else new_tokens) - 1
+        length = prompt.ids.shape[1]
+        positions = (prompt.mask.cumsum(-1) - 1).clamp(min=0)
+        self.cache.reset()
+        token, seconds = self._step(forward, prompt.ids, prompt.mask, positions[:, :length])
+        result = Generated(token, seconds)
+        tokens = [token]
+        for i in range(length, length + steps):
+            token, seconds = self._step(forward, token, prompt.mask, positions[:, i : i + 1])
+            tokens.append(token)
+            result.decode_seconds.append(seconds)
+        result.tokens = torch.cat(tokens, dim=1)
+        return result
+
+    @torch.no_grad()
+    def _step(self, forward: Callable, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor):
+        start = time.perf_counter()
+        output = forward(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        token = output.logits[:, -1].argmax(-1, keepdim=True)
+        return token, time.perf_counter() - start
