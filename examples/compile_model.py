@@ -13,7 +13,7 @@ import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
-os.environ.setdefault("TQDM_DISABLE", "1")  # one progress bar is enough
+os.environ.setdefault("TQDM_DISABLE", "1")  # one progress bar is enough; read when tqdm is imported
 
 try:
     import transformers
@@ -62,7 +62,9 @@ def main(
 def run(source: str | None, forms: list[str], dtype: str, size: Size) -> list[Comparison]:
     """Loads the model and compares each form. Raises ModelError with one line for the user."""
     columns = (TextColumn("{task.description:32}"), BarColumn(), TextColumn("{task.percentage:3.0f} %"))
-    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as progress:
+    screen = Console(stderr=True)
+    settings = {"console": screen, "transient": True, "disable": not screen.is_terminal}
+    with Progress(*columns, TimeElapsedColumn(), **settings) as progress:
         task = progress.add_task("loading the model", total=1 + len(forms) * size.steps)
         dense, tokenizer = load(source, dtype)
         results = []
@@ -148,9 +150,10 @@ def _upcycled(model: Any) -> Any:
 
 
 def _silence_libraries() -> None:
-    """Warnings of the libraries would tear the progress bar and tell the user nothing to act on."""
+    """Their warnings and bars would tear our progress bar, and tell the user nothing to act on."""
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     logging.getLogger("torch").setLevel(logging.ERROR)
 
 

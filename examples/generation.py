@@ -4,6 +4,7 @@ This is the loop of ``transformers``' own ``generate`` with nothing around it, s
 Prompts are padded on the left to one length; the attention mask covers the whole cache from the start.
 """
 
+import inspect
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -64,8 +65,10 @@ class Generator:
         window = getattr(model.config, "sliding_window", None) or 0
         if window >= cache_length:
             self.cache.layers = [StaticLayer(cache_length) for _ in self.cache.layers]
+        renamed = "cache" in inspect.signature(model.forward).parameters  # in transformers 5.24
+        self.cache_argument = {"cache" if renamed else "past_key_values": self.cache}
         with torch.no_grad():
-            model(torch.zeros(batch, 1, dtype=torch.long), past_key_values=self.cache)  # allocates the cache
+            model(torch.zeros(batch, 1, dtype=torch.long), **self.cache_argument)  # allocates the cache
 
     def __call__(self, forward: Callable, prompt: Prompt, new_tokens: int | None = None) -> Generated:
         """Greedy decoding of ``new_tokens`` (all that the prompt has room for) after a prefill."""
@@ -90,9 +93,9 @@ class Generator:
             input_ids=ids,
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=self.cache,
             use_cache=True,
             logits_to_keep=1,
+            **self.cache_argument,
         )
         token = output.logits[:, -1].argmax(-1, keepdim=True)
         return token, time.perf_counter() - start
