@@ -7,7 +7,9 @@ Prompts are padded on the left to one length; the attention mask covers the whol
 import inspect
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, StaticCache
@@ -20,7 +22,7 @@ class Generated:
 
     tokens: torch.Tensor
     prefill_seconds: float
-    decode_seconds: list[float] = field(default_factory=list)
+    decode_seconds: list[float]
 
 
 @dataclass
@@ -33,6 +35,11 @@ class Prompt:
     @property
     def new_tokens(self) -> int:
         return self.mask.shape[1] - self.ids.shape[1]
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """Of prompt and new tokens ``[batch, length + new_tokens]``; padding does not count."""
+        return (self.mask.cumsum(-1) - 1).clamp(min=0)
 
 
 def random_prompt(config: PreTrainedConfig, batch: int, length: int, new_tokens: int, seed: int = 0) -> Prompt:
@@ -66,36 +73,41 @@ class Generator:
         if window >= cache_length:
             self.cache.layers = [StaticLayer(cache_length) for _ in self.cache.layers]
         renamed = "cache" in inspect.signature(model.forward).parameters  # in transformers 5.24
-        self.cache_argument = {"cache" if renamed else "past_key_values": self.cache}
+        self._cache_argument = {"cache" if renamed else "past_key_values": self.cache}
         with torch.no_grad():
-            model(torch.zeros(batch, 1, dtype=torch.long), **self.cache_argument)  # allocates the cache
+            model(torch.zeros(batch, 1, dtype=torch.long), **self._cache_argument)  # allocates the cache
 
-    def __call__(self, forward: Callable, prompt: Prompt, new_tokens: int | None = None) -> Generated:
+    def __call__(self, forward: Callable[..., Any], prompt: Prompt, new_tokens: int | None = None) -> Generated:
         """Greedy decoding of ``new_tokens`` (all that the prompt has room for) after a prefill."""
-        steps = (prompt.new_tokens if new_tokens is None else new_tokens) - 1
         length = prompt.ids.shape[1]
-        positions = (prompt.mask.cumsum(-1) - 1).clamp(min=0)
+        end = length + (prompt.new_tokens if new_tokens is None else new_tokens) - 1
+        positions = prompt.positions
         self.cache.reset()
-        token, seconds = self._step(forward, prompt.ids, prompt.mask, positions[:, :length])
-        result = Generated(token, seconds)
-        tokens = [token]
-        for i in range(length, length + steps):
-            token, seconds = self._step(forward, token, prompt.mask, positions[:, i : i + 1])
-            tokens.append(token)
-            result.decode_seconds.append(seconds)
-        result.tokens = torch.cat(tokens, dim=1)
-        return result
+        start = time.perf_counter()
+        tokens = [self.step(forward, prompt.ids, prompt.mask, positions[:, :length])]
+        marks = [time.perf_counter()]
+        for i in range(length, end):
+            tokens.append(self.step(forward, tokens[-1], prompt.mask, positions[:, i : i + 1]))
+            marks.append(time.perf_counter())
+        steps = [after - before for before, after in pairwise(marks)]
+        return Generated(torch.cat(tokens, dim=1), marks[0] - start, steps)
 
     @torch.no_grad()
-    def _step(self, forward: Callable, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor):
-        start = time.perf_counter()
+    def step(
+        self, forward: Callable[..., Any], ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """Puts ``ids`` ``[batch, tokens]`` behind what the cache holds; returns the next token ``[batch, 1]``."""
         output = forward(
             input_ids=ids,
             attention_mask=mask,
             position_ids=positions,
             use_cache=True,
             logits_to_keep=1,
-            **self.cache_argument,
+            **self._cache_argument,
         )
-        token = output.logits[:, -1].argmax(-1, keepdim=True)
-        return token, time.perf_counter() - start
+        return output.logits[:, -1].argmax(-1, keepdim=True)
+
+    def rewind(self, length: int) -> None:
+        """Forgets all but the first ``length`` tokens."""
+        for layer in self.cache.layers:
+            layer.cumulative_length.fill_(length)
