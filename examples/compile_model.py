@@ -96,11 +96,11 @@ def show(result: Comparison, console: Console) -> None:
     console.print(table)
     for text in result.texts:
         console.print(f"> {text.message}", style="bold", markup=False, highlight=False)
-        console.print(text.text, markup=False, highlight=False)
+        console.print(text.text, markup=False, highlight=False, soft_wrap=True)
         verdicts = (f"{variant} {_verdict(text, variant)}" for variant in (BASELINE, OURS))
         console.print(f"[{text.tokens} tokens; {', '.join(verdicts)}]", style="italic", markup=False, highlight=False)
     console.print()
-    console.print(str(result.report), markup=False, highlight=False)
+    console.print(str(result.report), markup=False, highlight=False, soft_wrap=True)
     console.print()
 
 
