@@ -1,6 +1,7 @@
 # The two commands of the README. Each sets up what it needs in .venv and says what it does.
 #   make demo   compile a real model with backend="deepinfer" and print what it brings
 #   make test   build, lint, type-check and test
+# Also: make bench, make wheel, make clean. ARGS="..." is passed on to what runs.
 # Choose another interpreter or torch: make PYTHON=python3.12 TORCH="torch==2.12.*"
 
 PYTHON ?= python3
@@ -41,6 +42,11 @@ test: install
 	$(BIN)/mypy
 	@echo "==> tests"
 	$(BIN)/python -m pytest $(ARGS)
+
+bench: install
+	@for script in $(filter-out %/harness.py,$(wildcard benchmarks/*.py)); do \
+	  echo "==> $$script"; $(BIN)/python $$script $(ARGS) || exit 1; \
+	done
 
 wheel: install
 	$(BIN)/python -m pip wheel --no-deps -w dist .

@@ -202,3 +202,17 @@ def test_opcheck(device, dtype, form):
     for x in (base, base.transpose(0, 1), base[..., :0, :], base[:, 1:, :], column_major):
         opcheck(torch.ops.deepinfer.rms_norm.default, (x, weight, 1e-6, form))
         opcheck(torch.ops.deepinfer.add_rms_norm.default, (x, x.clone(), weight, 1e-6, form))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("hidden_size", [8, 31, 33, 100, 576, 2047, 4096, 33000])
+def test_cpu_norm_has_the_bits_of_the_unfused_code(hidden_size, dtype):
+    """Greedy text stays the same only if no bit changes, so the squares are summed in the order of torch's own sum."""
+    x, residual = torch.randn(2, max(4, 2**18 // hidden_size), hidden_size).to(dtype)
+    weight = torch.rand(hidden_size).to(dtype)
+    hidden = (x + residual).float()
+    expected = weight * (hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + 1e-5)).to(dtype)
+    normed, total = ops.add_rms_norm(x, residual, weight, 1e-5)
+    assert_bit_equal(total, x + residual)
+    assert_bit_equal(normed, expected)
+    assert_bit_equal(ops.rms_norm(total, weight, 1e-5), expected)
