@@ -26,7 +26,17 @@ def assert_bit_equal(actual: torch.Tensor, expected: torch.Tensor, message: str 
     torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True, msg=lambda m: f"{message} {m}")
 
 
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e8m0fnu)
+
+
 def opcheck(op: torch._ops.OpOverload, args: tuple, kwargs: dict | None = None) -> None:
     """torch's own checks: schema, fake tensor against the real one (strides too), dynamic shapes under AOT dispatch."""
-    result = torch.library.opcheck(op, args, kwargs or {}, raise_exception=True)
+    float8 = [a for a in args if isinstance(a, torch.Tensor) and a.dtype in FLOAT8]
+    checks = ["test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
+    if not float8:
+        checks.append("test_schema")  # compares the inputs before and after, which torch cannot for float8
+    before = [a.float() for a in float8]
+    result = torch.library.opcheck(op, args, kwargs or {}, test_utils=checks, raise_exception=True)
     assert set(result.values()) == {"SUCCESS"}, result
+    for old, new in zip(before, float8, strict=True):
+        assert_bit_equal(new.float(), old, "input")

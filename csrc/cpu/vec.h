@@ -40,8 +40,14 @@ inline To bit_cast(const From& from) {
 
 inline F32 splat(float x) { return F32{} + x; }
 inline F32 select(I32 mask, F32 a, F32 b) { return mask ? a : b; }
+// If one is NaN, the second one.
+#if defined(__AVX512F__)
+inline F32 max(F32 a, F32 b) { return (F32)_mm512_max_ps((__m512)a, (__m512)b); }
+inline F32 min(F32 a, F32 b) { return (F32)_mm512_min_ps((__m512)a, (__m512)b); }
+#else
 inline F32 max(F32 a, F32 b) { return a > b ? a : b; }
 inline F32 min(F32 a, F32 b) { return a < b ? a : b; }
+#endif
 inline F32 abs(F32 x) { return bit_cast<F32>(bit_cast<U32>(x) & 0x7fffffffu); }
 
 inline F32 fma(F32 a, F32 b, F32 c) {
@@ -71,16 +77,52 @@ inline float reduce_max(F32 x) {
   return a[0];
 }
 
-// ---- conversions: round to nearest even, NaN stays NaN -------------------------------------------------------------
+// ---- integer widths: compilers split these conversions more than the hardware needs -------------------------------
 
-inline U16 to_bf16(F32 x) {
-  U32 u = bit_cast<U32>(x);
-  U32 rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-  U32 nan = (u >> 16) | 0x40u;
-  return __builtin_convertvector((bit_cast<U32>(x != x) != 0) ? nan : rounded, U16);
+inline U32 widen(U16 x) {
+#if defined(__AVX512F__)
+  return (U32)_mm512_cvtepu16_epi32((__m256i)x);
+#else
+  return __builtin_convertvector(x, U32);
+#endif
 }
 
-inline F32 from_bf16(U16 x) { return bit_cast<F32>(__builtin_convertvector(x, U32) << 16); }
+inline U32 widen(U8 x) {
+#if defined(__AVX512F__)
+  return (U32)_mm512_cvtepu8_epi32((__m128i)x);
+#else
+  return __builtin_convertvector(__builtin_convertvector(x, U16), U32);
+#endif
+}
+
+// The low bits of each lane.
+inline U16 to_u16(U32 x) {
+#if defined(__AVX512F__)
+  return (U16)_mm512_cvtepi32_epi16((__m512i)x);
+#else
+  return __builtin_convertvector(x, U16);
+#endif
+}
+
+inline U8 to_u8(U32 x) {
+#if defined(__AVX512F__)
+  return (U8)_mm512_cvtepi32_epi8((__m512i)x);
+#else
+  return __builtin_convertvector(__builtin_convertvector(x, U16), U8);
+#endif
+}
+
+// ---- conversions: round to nearest even, NaN stays NaN -------------------------------------------------------------
+
+// The bf16 bits in the upper halves; the lower ones are left over.
+inline U32 bf16_above(F32 x) {
+  U32 u = bit_cast<U32>(x);
+  return x != x ? u | 0x400000u : u + 0x7fffu + ((u >> 16) & 1u);
+}
+
+inline U16 to_bf16(F32 x) { return to_u16(bf16_above(x) >> 16); }
+
+inline F32 from_bf16(U16 x) { return bit_cast<F32>(widen(x) << 16); }
 
 inline uint16_t to_bf16(float x) {
   uint32_t u = bit_cast<uint32_t>(x);
@@ -156,10 +198,24 @@ inline void store_part(T* p, F32 x, int n) {
   for (int i = 0; i < n; ++i) store1(p + i, x[i]);
 }
 
+// The same for n <= 16; a constant n = 16 costs nothing.
+template <typename T>
+inline F32 load(const T* p, int n) { return n == kLanes ? load(p) : load_part(p, n); }
+template <typename T>
+inline void store(T* p, F32 x, int n) { n == kLanes ? store(p, x) : store_part(p, x, n); }
+
+// Calls f(i, n) for the pieces [i, i + n) of [0, size): n is 16, and less in the last one.
+template <typename F>
+inline void for_lanes(int64_t size, F&& f) {
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) f(i, kLanes);
+  if (i < size) f(i, int(size - i));
+}
+
 // x rounded to the storage type T and back.
 template <typename T> inline F32 round_to(F32 x);
 template <> inline F32 round_to<float>(F32 x) { return x; }
-template <> inline F32 round_to<bf16>(F32 x) { return from_bf16(to_bf16(x)); }
+template <> inline F32 round_to<bf16>(F32 x) { return bit_cast<F32>(bf16_above(x) & 0xffff0000u); }
 template <> inline F32 round_to<f16>(F32 x) { return from_f16(to_f16(x)); }
 template <typename T> inline float round_to1(float x);
 template <> inline float round_to1<float>(float x) { return x; }
@@ -168,13 +224,13 @@ template <> inline float round_to1<f16>(float x) { return from_f16(to_f16(x)); }
 
 // ---- elementary functions ------------------------------------------------------------------------------------------
 
-// e^x within 1 ulp or so: x = n ln2 + r, a degree 6 polynomial in r, scaling by 2^n in two steps so that denormal
-// results and the overflow to infinity come out right. NaN stays NaN.
+// e^x within 1 ulp or so: x = n ln2 + r, a degree 6 polynomial in r, scaling by 2^n so that denormal results and the
+// overflow to infinity come out right. NaN stays NaN: min and max return their second argument then.
 inline F32 exp(F32 x) {
-  const F32 clamped = min(max(x, splat(-104.f)), splat(89.f));
+  x = min(splat(89.f), max(splat(-104.f), x));
   const F32 magic = splat(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer
-  F32 n = (clamped * 1.44269504088896341f + magic) - magic;
-  F32 r = fma(n, splat(-0.693359375f), clamped);
+  F32 n = (x * 1.44269504088896341f + magic) - magic;
+  F32 r = fma(n, splat(-0.693359375f), x);
   r = fma(n, splat(2.12194440e-4f), r);
   F32 p = splat(1.3888889e-3f);
   p = fma(p, r, splat(8.3333333e-3f));
@@ -182,11 +238,13 @@ inline F32 exp(F32 x) {
   p = fma(p, r, splat(1.6666667e-1f));
   p = fma(p, r, splat(0.5f));
   p = fma(p * r, r, r) + 1.f;
+#if defined(__AVX512F__)
+  return (F32)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
   I32 k = __builtin_convertvector(n, I32);
-  I32 half = k >> 1;
-  F32 scale1 = bit_cast<F32>((half + 127) << 23);
-  F32 scale2 = bit_cast<F32>((k - half + 127) << 23);
-  return select(x != x, x, p * scale1 * scale2);
+  I32 half = k >> 1;  // in two steps, each within the exponents of normal numbers
+  return p * bit_cast<F32>((half + 127) << 23) * bit_cast<F32>((k - half + 127) << 23);
+#endif
 }
 
 inline F32 sigmoid(F32 x) { return 1.f / (1.f + exp(-x)); }

@@ -6,22 +6,29 @@ gradients; the others are for inference and their outputs never require one.
 
 import torch
 
+from torch_deepinfer.ops.activation import gelu_and_mul, silu_and_mul
 from torch_deepinfer.ops.gemm import fused_experts, grouped_mm
 from torch_deepinfer.ops.moe import moe_expert_map, moe_permute, moe_router, moe_unpermute
 from torch_deepinfer.ops.norm import add_rms_norm, rms_norm
+from torch_deepinfer.ops.quant import dequantize, quantize_per_block, quantize_per_token_group
 from torch_deepinfer.ops.rope import rotary_embedding, rotary_embedding_
 
 __all__ = [
     "add_rms_norm",
+    "dequantize",
     "fused_experts",
+    "gelu_and_mul",
     "grouped_mm",
     "moe_expert_map",
     "moe_permute",
     "moe_router",
     "moe_unpermute",
+    "quantize_per_block",
+    "quantize_per_token_group",
     "rms_norm",
     "rotary_embedding",
     "rotary_embedding_",
+    "silu_and_mul",
 ]
 
 # Without a rule of its own, an op's outputs would get torch's backward that warns and yields no gradient.
