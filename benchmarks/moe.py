@@ -9,7 +9,9 @@ from harness import Bench
 
 from torch_deepinfer import ops
 
-TOKENS = (1, 64, 512, 4096)
+TOKENS = {"cpu": (1, 64, 512, 4096), "cuda": (1, 64, 4096, 16384)}
+# Experts, choices of a token and hidden size of the dispatch: Qwen3-MoE on a CPU, DeepSeek-V3 on a GPU.
+DISPATCH = {"cpu": (128, 8, 2048), "cuda": (256, 8, 7168)}
 
 
 def deepseek_v3_router(logits: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -63,7 +65,7 @@ def routers(bench: Bench) -> None:
     grouped = {"bias": bias, "score": "sigmoid", "num_groups": 8, "topk_groups": 4}
     grouped |= {"renormalize": True, "renorm_eps": 1e-20, "scale": 2.5}
     after = {"score_after_topk": True, "weights_dtype": torch.bfloat16}
-    for tokens in TOKENS:
+    for tokens in TOKENS[device]:
         logits = torch.randn(tokens, 256, device=device)
         bench.row(
             {"op": "moe_router grouped", "shape": f"{tokens}x256 top 8, fp32"},
@@ -92,8 +94,8 @@ def routers(bench: Bench) -> None:
 
 def dispatch(bench: Bench) -> None:
     device = bench.args.device
-    experts, topk, hidden_size = 128, 8, 2048
-    for tokens in TOKENS:
+    experts, topk, hidden_size = DISPATCH[device]
+    for tokens in TOKENS[device]:
         shape = {"shape": f"{tokens}x{topk} of {experts}"}
         rows = {"shape": f"{tokens}x{topk} rows of {hidden_size}"}
         ids = torch.rand(tokens, experts, device=device).argsort(-1)[:, :topk].contiguous()
@@ -109,7 +111,10 @@ def dispatch(bench: Bench) -> None:
         )
         bench.row(
             {"op": "moe_permute", **rows},
-            {"ours": partial(ops.moe_permute, x, rows_to_slots, topk), "stock": compiled(gather_rows, x, order, topk)},
+            {
+                "ours": partial(ops.moe_permute, x, rows_to_slots, topk, slots_to_rows),
+                "stock": compiled(gather_rows, x, order, topk),
+            },
             x.nbytes + y.nbytes,
         )
         bench.row(
