@@ -12,6 +12,8 @@ namespace deepinfer::cuda {
 namespace {
 
 constexpr int kCluster = 8;
+constexpr int kMostRounds = 8;
+constexpr int64_t kMostChunks = 128;  // more only where the rounds of a thread do not suffice
 constexpr int kMostTableBytes = 192 * 1024;  // of expert_map in shared memory
 constexpr int kRowThreads = 256, kWarp = 32;
 constexpr int64_t kFewBlocks = 1024;  // below that many, a row is shared out over several
@@ -35,19 +37,33 @@ int table_bytes(int64_t capacity, int threads) { return int(capacity * (3 * 4 + 
 
 int64_t capacity_for(int64_t experts, int threads) { return ceil_div(experts, threads) * threads; }
 
-// As many as the tables leave room for, and no more than the slots need.
-int map_threads(int64_t slots, int64_t experts) {
-  int threads = 1024;
-  while (threads > 128 && (table_bytes(capacity_for(experts, threads), threads) > kMostTableBytes ||
-                           threads / 2 * kSlotsOfThread >= slots))
-    threads /= 2;
-  return threads;
+struct MapShape {
+  int threads, rounds;
+  int64_t chunks;
+  bool cluster;
+};
+
+// One block for the slots that it can take in one round; a cluster, as long as the registers of its threads hold them;
+// beyond that, or without clusters, blocks of a few rounds, so that there are many of them.
+MapShape map_shape(int64_t slots, int64_t experts, bool has_clusters) {
+  MapShape shape{1024, 1, 1, false};
+  while (shape.threads > 128 && (table_bytes(capacity_for(experts, shape.threads), shape.threads) > kMostTableBytes ||
+                                 shape.threads / 2 >= slots))
+    shape.threads /= 2;
+  if (slots <= shape.threads) return shape;
+  const auto rounds_over = [&](int64_t blocks) {
+    return int(std::bit_ceil(uint64_t(ceil_div(slots, blocks * shape.threads))));
+  };
+  shape.cluster = has_clusters && rounds_over(kCluster) <= kMostRounds;
+  shape.rounds = shape.cluster ? rounds_over(kCluster) : std::clamp(rounds_over(kMostChunks), 2, kMostRounds);
+  shape.chunks = shape.cluster ? kCluster : ceil_div(slots, int64_t(shape.threads) * shape.rounds);
+  return shape;
 }
 
 jit::KernelSource source_of(const char* name, const ExpertMapConfig& c) {
   jit::KernelSource source = source_of(name, "ExpertMapConfig", "ExpertMapArgs", c.threads);
   source.facts = {{"wide_ids", c.wide_ids}, {"counted", c.counted}, {"cluster", c.cluster}, {"bits", c.bits},
-                  {"capacity", c.capacity}, {"threads", c.threads}};
+                  {"rounds", c.rounds}, {"capacity", c.capacity}, {"threads", c.threads}};
   source.cluster = c.cluster;
   source.shared_bytes = table_bytes(c.capacity, c.threads);
   return source;
@@ -80,9 +96,9 @@ int threads_for(int64_t pieces) { return int(std::clamp<int64_t>(ceil_div(pieces
 
 int unrolled(int64_t topk) { return topk <= kMostTopk ? int(topk) : 0; }
 
-std::vector<ExpertMapConfig> count_samples() { return {{1, 1, 1, 8, 1024, 1024}}; }
+std::vector<ExpertMapConfig> count_samples() { return {{1, 1, 1, 8, 2, 1024, 1024}}; }
 std::vector<ExpertMapConfig> map_samples() {
-  return {{1, 0, kCluster, 8, 1024, 1024}, {1, 0, 1, 7, 128, 128}, {0, 1, 1, 11, 2048, 1024}};
+  return {{1, 0, kCluster, 8, 4, 1024, 1024}, {1, 0, 1, 7, 1, 128, 128}, {0, 1, 1, 11, 8, 2048, 1024}};
 }
 std::vector<MoePermuteConfig> token_samples() { return {{16, 8, 4, kRowThreads, 0}, {2, 0, 4, 64, 0}}; }
 std::vector<MoePermuteConfig> bulk_samples() { return {{16, 0, 4, kWarp, 16384}}; }
@@ -101,18 +117,20 @@ jit::Kernels<MoeUnpermuteConfig> unpermute_kernels(describe_unpermute, unpermute
 }  // namespace
 
 ExpertMapPlan plan_expert_map(int64_t slots, int64_t num_local_experts, int device) {
-  const int64_t chunk = int64_t(map_threads(slots, num_local_experts)) * kSlotsOfThread;
-  const int64_t chunks = std::max<int64_t>(1, ceil_div(slots, chunk));
-  const bool cluster = chunks > 1 && chunks <= kCluster && jit::device_facts(device).capability >= 90;
-  return {cluster ? kCluster : chunks, chunks > 1 && !cluster};
+  const MapShape shape = map_shape(slots, num_local_experts, jit::device_facts(device).capability >= 90);
+  return {shape.chunks, shape.chunks > 1 && !shape.cluster};
 }
 
 void expert_map(const ExpertMapArgs& args, int device) {
-  const int threads = map_threads(args.slots, args.num_local_experts);
-  const bool counted = args.cursors != nullptr;
-  const ExpertMapConfig c{args.wide_ids, counted, counted ? 1 : int(args.chunks),
+  const bool has_clusters = jit::device_facts(device).capability >= 90;
+  const MapShape shape = map_shape(args.slots, args.num_local_experts, has_clusters);
+  const ExpertMapConfig c{args.wide_ids,
+                          args.cursors != nullptr,
+                          shape.cluster ? kCluster : 1,
                           int(std::bit_width(uint64_t(args.num_local_experts - 1))),
-                          int(capacity_for(args.num_local_experts, threads)), threads};
+                          shape.rounds,
+                          int(capacity_for(args.num_local_experts, shape.threads)),
+                          shape.threads};
   const jit::Grid grid{unsigned(args.chunks)};
   if (c.counted) count_kernels.launch(device, c, grid, args);
   map_kernels.launch(device, c, grid, args);

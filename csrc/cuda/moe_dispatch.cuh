@@ -20,7 +20,6 @@
 
 namespace deepinfer {
 
-constexpr int kRounds = kSlotsOfThread;
 constexpr int32_t kDropped = -1;  // -1 or an expert of another rank
 constexpr int32_t kInvalid = -2;  // outside [-1, num_experts)
 
@@ -56,8 +55,8 @@ DEVICE void expert_count(const ExpertMapArgs& args) {
   __syncthreads();
   wait_for_previous_kernel();
 #pragma unroll
-  for (int i = 0; i < kRounds; ++i) {
-    const int64_t slot = (int64_t(blockIdx.x) * kRounds + i) * c.threads + threadIdx.x;
+  for (int i = 0; i < c.rounds; ++i) {
+    const int64_t slot = (int64_t(blockIdx.x) * c.rounds + i) * c.threads + threadIdx.x;
     const int32_t expert = slot < args.slots ? local_expert<c>(args, slot) : kDropped;
     if (expert >= 0) atomicAdd(&counts[expert], 1);
   }
@@ -96,21 +95,21 @@ DEVICE void expert_map(const ExpertMapArgs& args) {
   auto* placed = reinterpret_cast<uint16_t*>(total + c.capacity);
   const int experts = int(args.num_local_experts);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int64_t first = (int64_t(blockIdx.x) * warps + warp) * kRounds * 32 + lane;  // a warp's slots are a run
+  const int64_t first = (int64_t(blockIdx.x) * warps + warp) * c.rounds * 32 + lane;  // a warp's slots are a run
 
   for (int i = threadIdx.x; i < warps * c.capacity / 2; i += c.threads) reinterpret_cast<uint32_t*>(placed)[i] = 0;
   for (int e = threadIdx.x; e < c.capacity; e += c.threads) before[e] = total[e] = 0;
   wait_for_previous_kernel();
-  int32_t expert[kRounds];
+  int32_t expert[c.rounds];
 #pragma unroll
-  for (int i = 0; i < kRounds; ++i)
+  for (int i = 0; i < c.rounds; ++i)
     expert[i] = first + i * 32 < args.slots ? local_expert<c>(args, first + i * 32) : kDropped;
   __syncthreads();
 
   uint16_t* mine = placed + warp * c.capacity;
-  uint32_t peers[kRounds];
+  uint32_t peers[c.rounds];
 #pragma unroll
-  for (int i = 0; i < kRounds; ++i) {
+  for (int i = 0; i < c.rounds; ++i) {
     peers[i] = lanes_with_same<c.bits>(expert[i]);
     if (expert[i] >= 0 && lane == __ffs(peers[i]) - 1) mine[expert[i]] += __popc(peers[i]);
     __syncwarp();
@@ -118,10 +117,13 @@ DEVICE void expert_map(const ExpertMapArgs& args) {
   __syncthreads();
   for (int e = threadIdx.x; e < experts; e += c.threads) {
     int32_t sum = 0;
+    uint16_t counts[warps];
+#pragma unroll
+    for (int w = 0; w < warps; ++w) counts[w] = placed[w * c.capacity + e];
+#pragma unroll
     for (int w = 0; w < warps; ++w) {
-      const int32_t count = placed[w * c.capacity + e];
       placed[w * c.capacity + e] = uint16_t(sum);
-      sum += count;
+      sum += counts[w];
     }
     own[e] = sum;
   }
@@ -180,7 +182,7 @@ DEVICE void expert_map(const ExpertMapArgs& args) {
   let_next_kernel_start();
 
 #pragma unroll
-  for (int i = 0; i < kRounds; ++i) {
+  for (int i = 0; i < c.rounds; ++i) {
     const int64_t slot = first + i * 32;
     const bool leads = lane == __ffs(peers[i]) - 1;
     int32_t row = 0;
@@ -251,7 +253,8 @@ DEVICE void fill_rows_without_token(const MoePermuteArgs& args) {
   const int64_t begin = (blockIdx.x - args.tokens) * 32, mine = begin + threadIdx.x % 32;
   const int32_t slot = mine < args.rows ? args.rows_to_slots[mine] : 0;
   const uint32_t empty = __ballot_sync(0xffffffff, slot == kDropped);
-  uint32_t left = empty | __ballot_sync(0xffffffff, mine < args.rows && (slot < kDropped || slot >= args.tokens * args.topk));
+  const bool invalid = mine < args.rows && (slot < kDropped || slot >= args.tokens * args.topk);
+  uint32_t left = empty | __ballot_sync(0xffffffff, invalid);
   for (; left; left &= left - 1) {
     const int i = __ffs(left) - 1;
     fill_row<c>(args, begin + i, empty >> i & 1 ? 0 : 0xff);
@@ -335,8 +338,8 @@ DEVICE void moe_unpermute(const MoeUnpermuteArgs& args) {
         present[j] = row >= 0 && row < args.rows;
         poisoned |= row < kDropped || row >= args.rows;
         factor[j] = c.weighted && present[j] ? to_float(weights[first + j]) : 1.f;
-        if (present[j])
-          held[j] = load_vector<Reuse::once, c.access, n>(static_cast<const T*>(args.y) + row * args.row_stride, i, size);
+        const T* y = static_cast<const T*>(args.y) + row * args.row_stride;
+        if (present[j]) held[j] = load_vector<Reuse::once, c.access, n>(y, i, size);
       }
 #pragma unroll
       for (int j = 0; j < together; ++j)

@@ -5,14 +5,12 @@
 
 namespace deepinfer {
 
-// Slots that a thread of expert_map holds in registers: a block takes that many times its threads.
-constexpr int kSlotsOfThread = 8;
-
 struct ExpertMapConfig {
   int wide_ids;
   int counted;   // 1: expert_count ran first, `cursors` holds the counts of each chunk
   int cluster;   // blocks that read each other's counts, all there are; 1 if counted
   int bits;      // of a local expert
+  int rounds;    // slots that a thread holds in registers: a block takes that many times its threads
   int capacity;  // entries of the tables in shared memory: a multiple of `threads`, at least num_local_experts
   int threads;
 };

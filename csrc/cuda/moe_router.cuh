@@ -1,10 +1,10 @@
 // Mixture-of-experts routers: scores, group limit, top-k and weights in one pass over the logits.
 //
 // moe_router, up to 512 experts: a warp a token, no barrier. Lane l holds the keys of a run of neighbouring experts, so
-// the lowest lane and then the lowest position is the lowest expert, which settles ties. A pick is one warp-wide maximum
-// (redux.sync) and a vote; only the lane that won touches its registers. With masked groups the surviving keys are first
-// dealt anew over all lanes, through shared memory. At many tokens it is bound by the instructions of the picks,
-// about twice the time of reading the logits; below a thousand tokens by the latency of one token.
+// the lowest lane and then the lowest position is the lowest expert, which settles ties. A pick is one warp-wide
+// maximum (redux.sync) and a vote; only the lane that won touches its registers. With masked groups the surviving keys
+// are first dealt anew over all lanes, through shared memory. At many tokens it is bound by its instructions, about 450
+// a token with 256 experts, twice the time of reading the logits; below a thousand tokens by the latency of one token.
 //
 // moe_router_wide, any number of experts: a block a token, keys in shared memory, a block-wide maximum a pick.
 #pragma once
