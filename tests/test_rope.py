@@ -9,6 +9,8 @@ from checking import assert_bit_equal, layouts, opcheck
 from torch_deepinfer import ops
 from torch_deepinfer.reference import rope as reference
 
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
+
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 STYLES = ["half", "interleaved", "interleaved_to_half"]
 
@@ -78,7 +80,8 @@ def test_bit_equal_to_eager_pairs_to_halves(device):
     q = torch.randn(1, 4, 9, 64).bfloat16()
     cos, sin = tables(1, 1, 9, 32, dtype=torch.bfloat16)
     a, b = q[..., ::2], q[..., 1::2]
-    actual, _ = ops.rotary_embedding(*(t.to(device) for t in (q,)), None, cos, sin, style="interleaved_to_half")
+    tensors = (q.to(device), None, cos.to(device), sin.to(device))
+    actual, _ = ops.rotary_embedding(*tensors, style="interleaved_to_half")
     assert_bit_equal(actual, torch.cat([a * cos - b * sin, b * cos + a * sin], -1))
 
 
@@ -124,6 +127,49 @@ def test_positions_outside_the_cache(index_dtype, bad):
         ops.rotary_embedding_(q, None, cos, sin, positions)
     assert_bit_equal(q, before)
     ops.rotary_embedding(q, None, cos, sin, positions.clamp(0, 7))
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
+def test_positions_outside_the_cache_on_a_gpu(style, index_dtype):
+    """There is no error without waiting for the device: the rotated elements become NaN, and nothing else does."""
+    q, k = torch.randn(4, 3, 24, device="cuda"), torch.randn(4, 1, 24, device="cuda")
+    cos, sin = (t.cuda() for t in tables(8, 8))
+    positions = torch.tensor([[3], [-1], [8], [2**31 - 1]], dtype=index_dtype, device="cuda")
+    expected = ops.rotary_embedding(q[:1], k[:1], cos, sin, positions[:1], style, rotary_dim=16)
+    functional = ops.rotary_embedding(q, k, cos, sin, positions, style, rotary_dim=16)
+    in_place = q.clone(), k.clone()
+    ops.rotary_embedding_(*in_place, cos, sin, positions, style, rotary_dim=16)
+    for actual in (functional, in_place):
+        for y, x, first in zip(actual, (q, k), expected, strict=True):
+            assert_bit_equal(y[:1], first)
+            assert y[1:, :, :16].isnan().all()
+            assert_bit_equal(y[1:, :, 16:], x[1:, :, 16:])
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("style", STYLES)
+def test_replayed_graph(style):
+    q, k = torch.randn(40, 200, device="cuda").bfloat16(), torch.randn(40, 64, device="cuda").bfloat16()
+    cos, sin = (t.cuda() for t in tables(50, 32, dtype=torch.bfloat16))
+    positions = torch.randint(0, 50, (40, 1), device="cuda")
+    heads = q[:, 8:].unflatten(-1, (3, 64)), k.unflatten(-1, (1, 64))
+    ops.rotary_embedding_(*(x.clone() for x in heads), cos, sin, positions, style)
+    ops.rotary_embedding_(*heads, cos, sin, positions, style)  # the layout of the slices may be another kernel
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        ops.rotary_embedding_(*heads, cos, sin, positions, style)
+    for _ in range(2):
+        positions.random_(0, 50)
+        for x in (q, k):
+            x.normal_()
+        expected = reference.rotary_embedding(*heads, cos, sin, positions, style)
+        graph.replay()
+        assert_bit_equal(heads[0], expected[0], "q")
+        assert_bit_equal(heads[1], expected[1], "k")
 
 
 def test_position_beyond_int32():
@@ -180,6 +226,26 @@ def test_offsets_beyond_int32(device, style):
     assert_bit_equal(ops.rotary_embedding(far, None, cos, sin, style=style)[0], expected)
     ops.rotary_embedding_(far, None, cos, sin, style=style)
     assert_bit_equal(far, expected)
+
+
+# flash-attention#1195 in full: more than 2^31 elements, a head size that is no power of two.
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("style", STYLES)
+def test_more_than_2_to_31_elements(style):
+    tokens = 2**31 // (32 * 72) + 5
+    q = torch.empty(tokens, 32, 72, dtype=torch.bfloat16, device="cuda").normal_()
+    cos, sin = (t.cuda() for t in tables(64, 36, dtype=torch.bfloat16))
+    positions = torch.randint(0, 64, (tokens, 1), device="cuda")
+    parts = [slice(0, 3), slice(tokens // 2, tokens // 2 + 3), slice(tokens - 3, tokens)]
+    expected = [reference.rotary_embedding(q[part], None, cos, sin, positions[part], style)[0] for part in parts]
+    out, _ = ops.rotary_embedding(q, None, cos, sin, positions, style)
+    ops.rotary_embedding_(q, None, cos, sin, positions, style)
+    assert q.numel() > 2**31
+    for part, wanted in zip(parts, expected, strict=True):
+        assert_bit_equal(out[part], wanted)
+        assert_bit_equal(q[part], wanted)
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -384,6 +450,7 @@ def test_shared_memory_is_found_exactly(sizes, strides):
         (dict(style="neox"), "style must be half, interleaved or interleaved_to_half, got neox"),
         (dict(q=torch.tensor(1.0)), "q must have at least one dimension"),
         (dict(q=torch.ones(3, 2, 8).double()), "q must be float32, bfloat16 or float16, got float64"),
+        (dict(q=torch.ones(1).expand(2**20 + 2)), "the last dimension of q must not exceed 1048576, got 1048578"),
         (dict(rotary_dim=3), r"rotary_dim must be even and in \[2, 8\], got 3"),
         (dict(rotary_dim=10), r"rotary_dim must be even and in \[2, 8\], got 10"),
         (dict(rotary_dim=0), "rotary_dim must be even"),

@@ -1,45 +1,10 @@
 #pragma once
 
+#include "../ops/rope.h"
 #include "isa.h"
-#include "types.h"
 
-namespace deepinfer {
+namespace deepinfer::cpu {
 
-enum class RopeStyle : int { half, interleaved, interleaved_to_half };
-
-// Cosines or sines: one row of columns per position, any strides.
-struct RopeTable {
-  const void* data;
-  Rows groups;             // the row of each group of q or k rows; without positions
-  int64_t row_stride;      // of the cache; with positions
-  int64_t column_stride;
-};
-
-// q or k. Its rows are walked in groups that share one row of the tables, so that a table row is prepared once for all
-// heads: row i is row i % rows.count of group i / rows.count.
-struct RopeTensor {
-  const void* in;
-  void* out;  // may be `in`, but for interleaved_to_half
-  Rows in_groups, in_rows, out_groups, out_rows;
-  RopeTable cos, sin;
-  Rows position_groups;
-};
-
-struct RopeArgs {
-  RopeTensor tensors[2];  // q, k; the work items are the rows of both, one after the other
-  int64_t rows[2];
-  const void* positions;  // or null
-  bool wide_positions;    // int64, else int32
-  int64_t head_size, rotary_dim;
-  int64_t columns;  // of the tables: rotary_dim or half of it
-  float sin_sign;
-  bool round_products;  // to the storage type, before the sum
-  RopeStyle style;
-  DType dtype, table_dtype;
-};
-
-namespace cpu {
 DEEPINFER_KERNEL(rotary_embedding, RopeArgs)
-}
 
-}  // namespace deepinfer
+}  // namespace deepinfer::cpu

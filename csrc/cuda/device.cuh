@@ -44,6 +44,11 @@ template <> DEVICE f16 from_float<f16>(float x) {
 
 // x as it is after being stored as a T.
 template <typename T> DEVICE float round_to(float x) { return to_float(from_float<T>(x)); }
+template <> DEVICE float round_to<bf16>(float x) {  // in one instruction; a cvt to bf16 runs at a quarter of the rate
+  uint32_t y;
+  asm("cvt.rn.bf16x2.f32 %0, %1, 0f00000000;" : "=r"(y) : "f"(x));
+  return __uint_as_float(y);
+}
 
 // ---- memory ----
 
@@ -59,29 +64,38 @@ enum class Reuse { once, often };
 
 // No load here uses the read-only path (ld.global.nc): with programmatic dependent launch a kernel is running, though
 // waiting, while the kernel before it writes. The volatile assembly stays behind wait_for_previous_kernel().
+//
+// Zeros if the data is not `wanted`. That is a predicate and no branch: the compiler would move what is done with the
+// data into the branch, and the next load would wait for this one.
 template <Reuse reuse, typename T, int n>
-DEVICE Vec<T, n> load_access(const T* p) {
+DEVICE Vec<T, n> load_access(const T* p, bool wanted = true) {
   constexpr int bytes = n * sizeof(T);
   static_assert(bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8 || bytes == 16, "no such access");
-  Vec<T, n> v;
+  Vec<T, n> v{};
   if constexpr (bytes == 16) {
     auto* words = reinterpret_cast<uint32_t*>(&v);
     if constexpr (reuse == Reuse::once)
-      asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]) : "l"(p));
+      asm volatile("{\n.reg .pred wanted;\nsetp.ne.u32 wanted, %5, 0;\n"
+                   "@wanted ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+                   : "+r"(words[0]), "+r"(words[1]), "+r"(words[2]), "+r"(words[3]) : "l"(p), "r"(int(wanted)));
     else
-      asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]) : "l"(p));
+      asm volatile("{\n.reg .pred wanted;\nsetp.ne.u32 wanted, %5, 0;\n"
+                   "@wanted ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+                   : "+r"(words[0]), "+r"(words[1]), "+r"(words[2]), "+r"(words[3]) : "l"(p), "r"(int(wanted)));
   } else if constexpr (bytes == 8) {
     auto* words = reinterpret_cast<uint32_t*>(&v);
-    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(words[0]), "=r"(words[1]) : "l"(p));
+    asm volatile("{\n.reg .pred wanted;\nsetp.ne.u32 wanted, %3, 0;\n@wanted ld.global.v2.u32 {%0, %1}, [%2];\n}"
+                 : "+r"(words[0]), "+r"(words[1]) : "l"(p), "r"(int(wanted)));
   } else if constexpr (bytes == 4) {
-    asm volatile("ld.global.u32 %0, [%1];" : "=r"(*reinterpret_cast<uint32_t*>(&v)) : "l"(p));
+    asm volatile("{\n.reg .pred wanted;\nsetp.ne.u32 wanted, %2, 0;\n@wanted ld.global.u32 %0, [%1];\n}"
+                 : "+r"(*reinterpret_cast<uint32_t*>(&v)) : "l"(p), "r"(int(wanted)));
   } else if constexpr (bytes == 2) {
-    asm volatile("ld.global.u16 %0, [%1];" : "=h"(*reinterpret_cast<uint16_t*>(&v)) : "l"(p));
+    asm volatile("{\n.reg .pred wanted;\nsetp.ne.u32 wanted, %2, 0;\n@wanted ld.global.u16 %0, [%1];\n}"
+                 : "+h"(*reinterpret_cast<uint16_t*>(&v)) : "l"(p), "r"(int(wanted)));
   } else {
-    uint32_t byte;
-    asm volatile("ld.global.u8 %0, [%1];" : "=r"(byte) : "l"(p));
+    uint32_t byte = 0;
+    asm volatile("{\n.reg .pred wanted;\nsetp.ne.u32 wanted, %2, 0;\n@wanted ld.global.u8 %0, [%1];\n}"
+                 : "+r"(byte) : "l"(p), "r"(int(wanted)));
     *reinterpret_cast<uint8_t*>(&v) = uint8_t(byte);
   }
   return v;
@@ -96,12 +110,30 @@ DEVICE Vec<T, n> load_vector(const T* row, int64_t first, int64_t size) {
   Vec<T, n> v;
 #pragma unroll
   for (int i = 0; i < n; i += step) {
-    Vec<T, step> part{};
-    if (first + i < size) part = load_access<reuse, T, step>(row + first + i);
+    const Vec<T, step> part = load_access<reuse, T, step>(row + first + i, first + i < size);
 #pragma unroll
     for (int j = 0; j < step; ++j) v.at[i + j] = part.at[j];
   }
   return v;
+}
+
+// In assembly too: the compiler cuts a store of a struct whose members it holds in registers of their own.
+template <typename T, int n>
+DEVICE void store_access(T* p, const Vec<T, n>& v) {
+  constexpr int bytes = n * sizeof(T);
+  static_assert(bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8 || bytes == 16, "no such access");
+  if constexpr (bytes >= 4) {
+    const auto* words = reinterpret_cast<const uint32_t*>(&v);
+    if constexpr (bytes == 16)
+      asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::
+                       "l"(p), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]) : "memory");
+    else if constexpr (bytes == 8)
+      asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(words[0]), "r"(words[1]) : "memory");
+    else
+      asm volatile("st.global.u32 [%0], %1;" ::"l"(p), "r"(words[0]) : "memory");
+  } else {
+    *reinterpret_cast<Vec<T, n>*>(p) = v;
+  }
 }
 
 template <int access, int n, typename T>
@@ -113,7 +145,7 @@ DEVICE void store_vector(T* row, int64_t first, int64_t size, const Vec<T, n>& v
     Vec<T, step> part;
 #pragma unroll
     for (int j = 0; j < step; ++j) part.at[j] = v.at[i + j];
-    if (first + i < size) *reinterpret_cast<Vec<T, step>*>(row + first + i) = part;
+    if (first + i < size) store_access(row + first + i, part);
   }
 }
 
@@ -124,6 +156,7 @@ DEVICE int64_t row_offset(const Rows& rows, int64_t row) {
   int64_t offset = 0;
   if (row <= 0xffffffff) {  // a 64-bit division takes many times as long
     uint32_t rest = uint32_t(row);
+#pragma unroll 1
     for (int d = rows.dims - 1; d > 0; --d) {
       const uint32_t size = uint32_t(rows.sizes[d]);
       offset += int64_t(rest % size) * rows.strides[d];
@@ -131,6 +164,7 @@ DEVICE int64_t row_offset(const Rows& rows, int64_t row) {
     }
     return offset + int64_t(rest) * rows.strides[0];
   }
+#pragma unroll 1
   for (int d = rows.dims - 1; d > 0; --d) {
     offset += row % rows.sizes[d] * rows.strides[d];
     row /= rows.sizes[d];

@@ -1,8 +1,10 @@
-// rotary_embedding and rotary_embedding_: schemas, argument checks, outputs.
+// rotary_embedding and rotary_embedding_: schemas, argument checks, outputs. Only the launch depends on the device.
 
-#include "../cpu/rope.h"
+#include "rope.h"
 
 #include "../cpu/parallel.h"
+#include "../cpu/rope.h"
+#include "../cuda/rope.h"
 #include "check.h"
 #include "overlap.h"
 #include "rows.h"
@@ -10,6 +12,8 @@
 namespace deepinfer {
 
 namespace {
+
+constexpr int64_t kMostHeadSize = 1 << 20;  // column numbers are ints on a device
 
 struct Angles {
   const Tensor& cos;
@@ -41,6 +45,8 @@ void prepare(const char* op, RopeArgs& args, const Tensor& q, const std::optiona
   DI_CHECK(q.dim() >= 1, op, ": q must have at least one dimension");
   args.dtype = float_dtype(op, "q", q);
   args.head_size = q.size(q.dim() - 1);
+  DI_CHECK(args.head_size <= kMostHeadSize, op, ": the last dimension of q must not exceed ", kMostHeadSize, ", got ",
+           args.head_size);
   args.rotary_dim = rotary_dim.value_or(args.head_size);
   DI_CHECK(args.rotary_dim >= 2 && args.rotary_dim <= args.head_size && args.rotary_dim % 2 == 0, op,
            ": rotary_dim must be even and in [2, ", args.head_size, "], got ", args.rotary_dim);
@@ -70,6 +76,7 @@ void prepare(const char* op, RopeArgs& args, const Tensor& q, const std::optiona
     check_same_device(op, "positions", *positions, q);
     args.positions = positions->const_data_ptr();
     args.wide_positions = dtype == ScalarType::Long;
+    args.cache_rows = cos.size(0);
   }
 }
 
@@ -116,14 +123,15 @@ RopeTensor walk(const char* op, const char* name, const Tensor& x, const Tensor&
   return walked;
 }
 
-void launch(const char* op, RopeArgs& args, const Angles& angles) {
-  if (const auto& positions = angles.positions)
-    args.wide_positions ? check_range<int64_t>(op, *positions, angles.cos.size(0))
-                        : check_range<int32_t>(op, *positions, angles.cos.size(0));
+void launch(const char* op, RopeArgs& args, const Tensor& q, const Angles& angles) {
   for (int i = 0; i < 2; ++i) {
     const RopeTensor& x = args.tensors[i];
     args.rows[i] = x.in ? x.in_groups.count * x.in_rows.count : 0;
   }
+  if (q.is_cuda()) return cuda::rotary_embedding(args, q.get_device_index());
+  if (const auto& positions = angles.positions)
+    args.wide_positions ? check_range<int64_t>(op, *positions, args.cache_rows)
+                        : check_range<int32_t>(op, *positions, args.cache_rows);
   cpu::parallel(cpu::rotary_embedding, args, args.rows[0] + args.rows[1], args.head_size * 4);
 }
 
@@ -140,7 +148,7 @@ std::tuple<Tensor, Tensor> rotary_embedding(const Tensor& q, const std::optional
   std::optional<Tensor> dense_k;
   Tensor k_out = new_tensor(q, k ? sizes_of(*k) : std::vector<int64_t>{0}, q.scalar_type());
   if (k) args.tensors[1] = walk(op, "k", dense_k.emplace(with_dense_rows(*k)), k_out, angles);
-  launch(op, args, angles);
+  launch(op, args, q, angles);
   return {q_out, k_out};
 }
 
@@ -154,10 +162,11 @@ void check_destination(const char* op, const char* name, const Tensor& x, const 
 }
 
 // Stand-in for a tensor whose rows can not be rotated where they lie: rows that are not dense, and interleaved_to_half,
-// whose outputs land on inputs that are still to be read.
+// whose outputs land on inputs that are still to be read, unless the threads of a row wait for each other.
 std::optional<Tensor> staging(const RopeArgs& args, const Tensor& x) {
   const bool dense = x.stride(x.dim() - 1) == 1;
-  if (dense && args.style != RopeStyle::interleaved_to_half) return std::nullopt;
+  const bool in_order = args.style != RopeStyle::interleaved_to_half || (x.is_cuda() && cuda::reads_whole_rows(args));
+  if (dense && in_order) return std::nullopt;
   return new_tensor(x, sizes_of(x), x.scalar_type());
 }
 
@@ -181,7 +190,7 @@ void rotary_embedding_(Tensor q, std::optional<Tensor> k, const Tensor& cos, con
     staged_k = staging(args, *k);
     args.tensors[1] = walk(op, "k", dense_k.emplace(with_dense_rows(*k)), staged_k.value_or(*k), angles);
   }
-  launch(op, args, angles);
+  launch(op, args, q, angles);
   if (staged_q) torch::stable::copy_(q, *staged_q);
   if (staged_k) torch::stable::copy_(*k, *staged_k);
 }
@@ -197,9 +206,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(deepinfer, m) {
       " str style=\"half\", bool inverse=False, int? rotary_dim=None) -> ()");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(deepinfer, CPU, m) {
+void implement(auto& m) {
   m.impl("rotary_embedding", TORCH_BOX(&rotary_embedding));
   m.impl("rotary_embedding_", TORCH_BOX(&rotary_embedding_));
 }
+
+STABLE_TORCH_LIBRARY_IMPL(deepinfer, CPU, m) { implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(deepinfer, CUDA, m) { implement(m); }
 
 }  // namespace deepinfer

@@ -45,7 +45,8 @@ def rotary_embedding(
     only the result is rounded.
 
     Raises:
-        ValueError: a wrong shape, dtype, device or style; on a CPU also a position outside the cache.
+        ValueError: a wrong shape, dtype, device or style; on a CPU also a position outside the cache. On a GPU the
+            rotated elements of such a row are NaN.
     """
     return torch.ops.deepinfer.rotary_embedding.default(q, k, cos, sin, positions, style, inverse, rotary_dim)
 
@@ -89,6 +90,7 @@ def _check(op, q, k, cos, sin, positions, style, rotary_dim) -> None:
     check(q.dim() >= 1, f"{op}: q must have at least one dimension")
     check_float_dtype(op, "q", q.dtype)
     head_size = q.shape[-1]
+    check(head_size <= 1 << 20, f"{op}: the last dimension of q must not exceed {1 << 20}, got {head_size}")
     n = head_size if rotary_dim is None else rotary_dim
     check(2 <= n <= head_size and n % 2 == 0, f"{op}: rotary_dim must be even and in [2, {head_size}], got {n}")
     if k is not None:

@@ -1,0 +1,218 @@
+#include "rope.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "../jit/cuda_launch.h"
+#include "launch.h"
+#include "rope_config.h"
+
+namespace deepinfer::cuda {
+
+namespace {
+
+constexpr int64_t kThreadsToFill = 512;  // a processor: no more rows a thread before there are as many threads
+
+const char* name_of(RopeStyle style) {
+  switch (style) {
+    case RopeStyle::half: return "RopeStyle::half";
+    case RopeStyle::interleaved: return "RopeStyle::interleaved";
+    case RopeStyle::interleaved_to_half: return "RopeStyle::interleaved_to_half";
+  }
+  return "";
+}
+
+jit::KernelSource describe(const RopeConfig& c) {
+  jit::KernelSource source;
+  source.name = "rotary_embedding";
+  source.header = "cuda/rope.cuh";
+  source.config = "RopeConfig";
+  source.args = "RopeArgs";
+  source.facts = {{"x", c.x},
+                  {"table", c.table},
+                  {"style", name_of(c.style)},
+                  {"head_size", c.head_size},
+                  {"rotary_dim", c.rotary_dim},
+                  {"round_products", c.round_products},
+                  {"per_pair", c.per_pair},
+                  {"position_bytes", c.position_bytes},
+                  {"access", c.access},
+                  {"table_access", c.table_access},
+                  {"lanes", c.lanes},
+                  {"heads", c.heads},
+                  {"rest", c.rest},
+                  {"strided", c.strided},
+                  {"wide", c.wide},
+                  {"ordered", c.ordered}};
+  source.threads = kRopeThreads;
+  source.pdl = true;
+  return source;
+}
+
+// Elements of x in one load, and pairs of one piece.
+int widest(const RopeConfig& c) { return 16 / size_of(c.x); }
+int pairs_of_piece(const RopeConfig& c) { return c.style == RopeStyle::half ? widest(c) : widest(c) / 2; }
+
+// Columns of a table that are read together.
+int columns_of_piece(const RopeConfig& c) {
+  return pairs_of_piece(c) * (c.style == RopeStyle::interleaved && !c.per_pair ? 2 : 1);
+}
+
+int lanes_of(const RopeConfig& c) {
+  const int64_t n = pairs_of_piece(c);
+  const int64_t pieces = ceil_div(c.rotary_dim / 2, n) + (c.rest ? ceil_div(c.head_size - c.rotary_dim, 2 * n) : 0);
+  return int(c.ordered ? std::bit_ceil(uint64_t(pieces)) : pieces);
+}
+
+void limit(Access& access, const RopeTensor& x, int element_size) {
+  access.limit(x.in, x.in_groups, element_size);
+  access.limit(x.in, x.in_rows, element_size);
+  access.limit(x.out, x.out_groups, element_size);
+  access.limit(x.out, x.out_rows, element_size);
+}
+
+int access_of(const RopeArgs& args, const RopeConfig& c) {
+  Access access(c.style == RopeStyle::half ? c.rotary_dim / 2 : c.rotary_dim, widest(c));
+  if (c.rest) access.divide(c.head_size - c.rotary_dim);
+  for (const RopeTensor& x : args.tensors) limit(access, x, size_of(c.x));
+  return access.elements();
+}
+
+int table_access_of(const RopeArgs& args, const RopeConfig& c) {
+  const int element_size = size_of(c.table), columns = columns_of_piece(c);
+  Access access(columns == 2 * pairs_of_piece(c) ? c.rotary_dim : c.rotary_dim / 2,
+                std::min(columns, 16 / element_size));
+  for (const RopeTensor& x : args.tensors)
+    for (const RopeTable* table : {&x.cos, &x.sin}) {
+      if (!table->data) continue;
+      if (table->column_stride != 1) return 0;
+      access.limit(table->data, table->groups, element_size);
+      access.limit(reinterpret_cast<const void*>(table->row_stride * element_size), element_size);
+    }
+  return access.elements();
+}
+
+bool is_strided(const RopeTensor& x) {
+  const int dims = std::max({x.in_groups.dims, x.in_rows.dims, x.out_groups.dims, x.out_rows.dims, x.cos.groups.dims,
+                             x.sin.groups.dims, x.position_groups.dims});
+  return dims > 1;
+}
+
+int64_t threads_of(const RopeConfig& c, const RopeArgs& args, int i) {
+  if (args.rows[i] == 0) return 0;
+  const RopeTensor& x = args.tensors[i];
+  return x.in_groups.count * ceil_div(x.in_rows.count, c.heads) * c.lanes;
+}
+
+RopeConfig plan(const RopeArgs& args, int device) {
+  RopeConfig c{};
+  c.x = args.dtype;
+  c.table = args.table_dtype;
+  c.style = args.style;
+  c.rotary_dim = int(args.rotary_dim);
+  c.round_products = args.round_products;
+  c.per_pair = args.columns != args.rotary_dim;
+  c.position_bytes = !args.positions ? 0 : args.wide_positions ? 8 : 4;
+  int64_t most_rows = 1;
+  for (const RopeTensor& x : args.tensors) {
+    if (!x.in) continue;
+    const bool in_place = x.in == x.out;
+    c.rest |= !in_place && args.rotary_dim < args.head_size;
+    c.ordered |= in_place && c.style == RopeStyle::interleaved_to_half;
+    c.strided |= is_strided(x);
+    most_rows = std::max(most_rows, x.in_rows.count);
+  }
+  c.head_size = int(c.rest ? args.head_size : args.rotary_dim);
+  c.access = access_of(args, c);
+  c.table_access = table_access_of(args, c);
+  c.lanes = lanes_of(c);
+  c.wide = std::max(args.rows[0], args.rows[1]) * c.lanes > INT32_MAX;
+  // Few tokens are spread over more threads.
+  const int64_t enough = jit::device_facts(device).multiprocessors * kThreadsToFill;
+  const int most = c.style == RopeStyle::half ? 2 : 4;
+  for (c.heads = 1; c.heads < most && 2 * c.heads <= most_rows; c.heads *= 2)
+    if (threads_of(c, args, 0) + threads_of(c, args, 1) < 2 * enough) break;
+  return c;
+}
+
+RopeConfig sample(RopeStyle style, DType x, DType table, int head_size, int rotary_dim) {
+  RopeConfig c{};
+  c.x = x;
+  c.table = table;
+  c.style = style;
+  c.head_size = head_size;
+  c.rotary_dim = rotary_dim;
+  c.round_products = x != DType::f32 && table == x;
+  c.per_pair = 1;
+  c.position_bytes = 8;
+  c.access = widest(c);
+  c.table_access = std::min(columns_of_piece(c), 16 / size_of(table));
+  c.rest = rotary_dim < head_size;
+  c.heads = style == RopeStyle::half ? 2 : 4;
+  c.lanes = lanes_of(c);
+  return c;
+}
+
+std::vector<RopeConfig> samples() {
+  constexpr RopeStyle styles[] = {RopeStyle::half, RopeStyle::interleaved, RopeStyle::interleaved_to_half};
+  std::vector<RopeConfig> configs;
+  for (RopeStyle style : styles)
+    for (int heads : {1, 4}) {
+      RopeConfig c = sample(style, DType::bf16, DType::bf16, 64, 64);
+      c.heads = std::min(heads, c.heads);
+      configs.push_back(c);
+    }
+  // In place with pairs read and halves written, by a warp and by a block.
+  for (int head_size : {64, 512}) {
+    RopeConfig c = sample(RopeStyle::interleaved_to_half, DType::bf16, DType::f32, head_size, head_size);
+    c.ordered = 1;
+    c.lanes = lanes_of(c);
+    configs.push_back(c);
+  }
+  // As transformers calls it: a column an element, cosines of their own for each row, heads not innermost.
+  RopeConfig eager = sample(RopeStyle::half, DType::bf16, DType::bf16, 128, 128);
+  eager.per_pair = eager.position_bytes = 0;
+  eager.strided = 1;
+  configs.push_back(eager);
+  // The parts of a complex tensor.
+  RopeConfig complex = sample(RopeStyle::interleaved, DType::bf16, DType::f32, 64, 64);
+  complex.position_bytes = complex.table_access = 0;
+  configs.push_back(complex);
+  // Part of a head, and more rows than 32 bits count; then the other types, misaligned, with a column an element.
+  RopeConfig partial = sample(RopeStyle::half, DType::f16, DType::f32, 128, 64);
+  partial.wide = 1;
+  configs.push_back(partial);
+  for (RopeStyle style : styles) {
+    RopeConfig c = sample(style, DType::f32, DType::f16, 80, 50);
+    c.per_pair = 0;
+    c.position_bytes = 4;
+    c.access = c.table_access = 1;
+    c.strided = 1;
+    configs.push_back(c);
+  }
+  return configs;
+}
+
+jit::Kernels<RopeConfig> kernels(describe, samples);
+
+}  // namespace
+
+void rotary_embedding(const RopeArgs& args, int device) {
+  const RopeConfig config = plan(args, device);
+  int64_t blocks = 0;
+  for (int i : {0, 1}) blocks += ceil_div(threads_of(config, args, i), kRopeThreads);
+  kernels.launch(device, config, {unsigned(blocks)}, args);
+}
+
+bool reads_whole_rows(const RopeArgs& args) {
+  RopeConfig c{};
+  c.x = args.dtype;
+  c.style = args.style;
+  c.head_size = int(args.head_size);
+  c.rotary_dim = int(args.rotary_dim);
+  c.rest = c.rotary_dim < c.head_size;  // if the other tensor is not in place
+  c.ordered = 1;
+  return lanes_of(c) <= kRopeThreads;
+}
+
+}  // namespace deepinfer::cuda
