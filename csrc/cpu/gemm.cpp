@@ -1,14 +1,14 @@
-// Grouped products over the experts of a mixture, and the weighted sum of their results.
+// Grouped products over the experts of a mixture.
 //
 // A thread takes one item after the other: a block of rows of one expert and a chunk of its weight's columns. The rows
-// are packed once per block (they stay in the L2 cache), then each group of kTileColumns weight rows meets all of them
-// while it is in the L1 cache. With few rows this is bound by reading the weights, with many by multiply-adds.
+// are packed once per block (they stay in the L2 cache), then each group of kTileColumns columns meets all of them while
+// it is in the L1 cache. With few rows this is bound by reading the weights, with many by multiply-adds.
 
 #include "gemm.h"
 
-#include <type_traits>
-
+#include "gated.h"
 #include "gemm_tile.h"
+#include "transpose.h"
 
 namespace deepinfer::cpu::DEEPINFER_ISA {
 
@@ -16,31 +16,7 @@ namespace {
 
 static_assert(kColumnTile % kTileColumns == 0);
 
-template <typename T>
-F32 activate(const GroupedGemmArgs& args, F32 gate, F32 up) {
-  if (args.clamped) {
-    const F32 limit = round_to<T>(splat(args.limit));
-    gate = select(gate > limit, limit, gate);
-    up = select(up > limit, limit, select(up < -limit, -limit, up));
-  }
-  switch (args.gate) {
-    case Gate::gelu:
-    case Gate::gelu_tanh: {
-      F32 y;
-      for (int i = 0; i < kLanes; ++i) {
-        const float x = gate[i];
-        y[i] = args.gate == Gate::gelu
-                   ? 0.5f * x * (1.f + __builtin_erff(x * 0.70710678118654752f))
-                   : 0.5f * x * (1.f + __builtin_tanhf(0.79788456080286536f * (x + 0.044715f * x * x * x)));
-      }
-      return round_to<T>(y) * up;
-    }
-    default:
-      if (args.alpha == 1.f && args.up_offset == 0.f) return round_to<T>(gate / (1.f + exp(-gate))) * up;
-      const F32 gated = round_to<T>(gate * round_to<T>(sigmoid(round_to<T>(gate * args.alpha))));
-      return round_to<T>(up + args.up_offset) * gated;
-  }
-}
+int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 
 template <typename T>
 class Worker {
@@ -49,12 +25,14 @@ class Worker {
 
  public:
   Worker(const GroupedGemmArgs& args, int64_t index)
-      : args_(args), steps_((args.depth + U::kStep - 1) / U::kStep), product_stride_((args.gate == Gate::none ? 1 : 2) * args.chunk) {
+      : args_(args),
+        steps_((args.depth + U::kStep - 1) / U::kStep),
+        product_stride_((args.gated ? 2 : 1) * args.chunk) {
     char* scratch = static_cast<char*>(args.scratch) + index * args.scratch_bytes;
     packed_ = reinterpret_cast<Packed*>(scratch);
-    scratch += args.packed_bytes;
-    product_ = reinterpret_cast<float*>(scratch);
-    columns_ = reinterpret_cast<T*>(scratch + args.product_bytes);
+    product_ = reinterpret_cast<float*>(scratch += args.packed_bytes);
+    bias_ = reinterpret_cast<float*>(scratch += args.product_bytes);
+    copies_ = reinterpret_cast<T*>(scratch += args.bias_bytes);
   }
 
   void run_items() {
@@ -62,19 +40,28 @@ class Worker {
     const int64_t items = args_.block_count * chunks;
     const RowBlock* packed_block = nullptr;
     for (int64_t item; (item = __atomic_fetch_add(args_.next_item, 1, __ATOMIC_RELAXED)) < items;) {
-      const RowBlock* block = args_.blocks + item / chunks;
-      if (block != packed_block) pack_rows(*block);
-      packed_block = block;
+      const RowBlock& block = args_.blocks[item / chunks];
+      if (&block != packed_block) pack_rows(block);
+      packed_block = &block;
       const int64_t first = (item % chunks) * args_.chunk;
-      const int64_t count = args_.columns - first < args_.chunk ? args_.columns - first : args_.chunk;
-      if (args_.gate == Gate::none) {
-        multiply(*block, first, 1, count, product_);
-        store_product(*block, first, count);
+      const int64_t count = min(args_.chunk, args_.columns - first);
+      if (!args_.gated) {
+        multiply(block, first, count, {}, 0);
+        store_product(block, first, count);
       } else {
-        const int64_t gate_column = args_.gate_step * first;
-        multiply(*block, gate_column, args_.gate_step, count, product_);
-        multiply(*block, gate_column + args_.up_column, args_.gate_step, count, product_ + args_.chunk);
-        store_gated(*block, first, count);
+        if (args_.interleaved) {
+          multiply(block, 2 * first, 2 * count, {}, 0);
+        } else {
+          const int64_t up = args_.columns + first;
+          multiply(block, first, count, columns(block, up, count), 0);
+          multiply(block, up, count, {}, args_.chunk);
+        }
+        switch (args_.form) {
+          case Gated::silu: store_gated<Gated::silu>(block, first, count); break;
+          case Gated::swish: store_gated<Gated::swish>(block, first, count); break;
+          case Gated::gelu: store_gated<Gated::gelu>(block, first, count); break;
+          case Gated::gelu_tanh: store_gated<Gated::gelu_tanh>(block, first, count); break;
+        }
       }
     }
   }
@@ -84,102 +71,117 @@ class Worker {
   void pack_rows(const RowBlock& block) {
     Packed* out = packed_;
     for (int64_t tile = 0; tile < block.rows; tile += kTileRows) {
-      const int rows = block.rows - tile < kTileRows ? int(block.rows - tile) : kTileRows;
-      for (int m = 0; m < rows; ++m) {
+      const int64_t rows = min(kTileRows, block.rows - tile);
+      for (int64_t m = 0; m < rows; ++m) {
         const int64_t row = block.first_row + tile + m;
         const T* x = static_cast<const T*>(args_.x) + (args_.x_rows ? args_.x_rows[row] : row) * args_.x_stride;
         for (int64_t step = 0; step < steps_; ++step) {
           const int64_t k = step * U::kStep;
-          const int64_t left = args_.depth - k < U::kStep ? args_.depth - k : U::kStep;
-          pack(out + (step * rows + m) * U::kStep, x + k, left);
+          U::pack(x + k, int(min(U::kStep, args_.depth - k)), out + (step * rows + m) * U::kStep);
         }
       }
       out += rows * steps_ * U::kStep;
     }
   }
 
-  static void pack(Packed* out, const T* x, int64_t count) {
-    if constexpr (std::is_same_v<Packed, T>) {
-      if (count == U::kStep) {
-        std::memcpy(out, x, U::kStep * sizeof(T));
-      } else {
-        std::memset(out, 0, U::kStep * sizeof(T));
-        std::memcpy(out, x, count * sizeof(T));
-      }
-    } else {
-      const auto values = count == U::kStep ? U::load_weight(x) : U::load_weight_part(x, int(count));
-      std::memcpy(out, &values, sizeof(values));
-    }
+  Columns<T> columns(const RowBlock& block, int64_t first, int64_t count) const {
+    const T* weight = static_cast<const T*>(args_.weight) + block.expert * args_.expert_stride;
+    return {weight + first * args_.column_stride, args_.column_stride, count};
   }
 
-  // product[m, j] = packed row m times the column first + step * j of the weight.
-  void multiply(const RowBlock& block, int64_t first, int64_t step, int64_t count, float* product) {
-    const T* weight = static_cast<const T*>(args_.weight) + block.expert * args_.expert_stride + first * args_.column_stride;
-    int64_t stride = step * args_.column_stride;
+  // The products of the packed rows with `count` columns from `first` on, into the columns from `to` on of the scratch;
+  // likewise their biases. `next` is what will be multiplied after them, if known.
+  void multiply(const RowBlock& block, int64_t first, int64_t count, Columns<T> next, int64_t to) {
+    if (args_.bias) {
+      const T* bias = static_cast<const T*>(args_.bias) + block.expert * args_.bias_stride + first;
+      for_lanes(count, [&](int64_t n, int lanes) { store(bias_ + to + n, load(bias + n, lanes), lanes); });
+    }
+    Columns<T> weight = columns(block, first, count);
     if (args_.depth_stride != 1) {
-      copy_columns(weight, stride, count);
-      weight = columns_;
-      stride = args_.depth;
+      weight = copy_columns(weight);
+      next = {};
     }
-    for (int64_t n = 0; n < count; n += kTileColumns) {
-      const T* column[kTileColumns];  // the last tile repeats its last column
-      for (int64_t i = 0; i < kTileColumns; ++i) column[i] = weight + (n + i < count ? n + i : count - 1) * stride;
-      const Packed* x = packed_;
-      for (int64_t m = 0; m < block.rows; m += kTileRows) {
-        float* out = product + m * product_stride_ + n;
-        switch (block.rows - m) {
-          case 1: multiply_tile<T, 1>(x, column, args_.depth, out, product_stride_); break;
-          case 2: multiply_tile<T, 2>(x, column, args_.depth, out, product_stride_); break;
-          case 3: multiply_tile<T, 3>(x, column, args_.depth, out, product_stride_); break;
-          default: multiply_tile<T, 4>(x, column, args_.depth, out, product_stride_);
-        }
-        x += kTileRows * steps_ * U::kStep;
-      }
+    // The tiles of rows share the work of prefetching the next columns.
+    const int64_t tiles = (block.rows + kTileRows - 1) / kTileRows, share = (kTileColumns + tiles - 1) / tiles;
+    for (int64_t n = 0; n < weight.count; n += kTileColumns) {
+      const T* column[kTileColumns];  // the last tile repeats the last column
+      for (int64_t i = 0; i < kTileColumns; ++i) column[i] = weight.first + min(n + i, weight.count - 1) * weight.stride;
+      const Columns<T> rest = weight.from(n + kTileColumns);
+      multiply_rows(block.rows, column, rest.count > 0 ? rest : next, share, product_ + to + n);
     }
   }
 
-  void copy_columns(const T* weight, int64_t stride, int64_t count) {
-    for (int64_t k = 0; k < args_.depth; ++k)
-      for (int64_t n = 0; n < count; ++n) columns_[n * args_.depth + k] = weight[n * stride + k * args_.depth_stride];
+  void multiply_rows(int64_t rows, const T* const (&column)[kTileColumns], Columns<T> next, int64_t share, float* out) {
+    int64_t left = min(next.count, kTileColumns);  // to prefetch
+    const Packed* x = packed_;
+    for (; rows > 0; rows -= kTileRows) {
+      const Columns<T> ahead{next.first, next.stride, min(share, left)};
+      switch (rows) {
+        case 1: multiply_tile<T, 1>(x, column, args_.depth, ahead, out, product_stride_); break;
+        case 2: multiply_tile<T, 2>(x, column, args_.depth, ahead, out, product_stride_); break;
+        case 3: multiply_tile<T, 3>(x, column, args_.depth, ahead, out, product_stride_); break;
+        default: multiply_tile<T, 4>(x, column, args_.depth, ahead, out, product_stride_);
+      }
+      next = next.from(ahead.count);
+      left -= ahead.count;
+      x += kTileRows * steps_ * U::kStep;
+      out += kTileRows * product_stride_;
+    }
+  }
+
+  // Copies of columns with dense k.
+  Columns<T> copy_columns(Columns<T> weight) {
+    auto copy = [&](int64_t k_begin, int64_t k_end, int64_t n_begin, int64_t n_end) {
+      for (int64_t k = k_begin; k < k_end; ++k)
+        for (int64_t n = n_begin; n < n_end; ++n)
+          copies_[n * args_.copy_stride + k] = weight.first[n * weight.stride + k * args_.depth_stride];
+    };
+    constexpr int64_t kDepth = kTransposedDepth<T>;
+    const int64_t blocks_n = weight.stride == 1 ? weight.count / kTransposed * kTransposed : 0;
+    const int64_t blocks_k = args_.depth / kDepth * kDepth;
+    for (int64_t k = 0; k < blocks_k; k += kDepth)
+      for (int64_t n = 0; n < blocks_n; n += kTransposed)
+        transpose_block(weight.first + k * args_.depth_stride + n, args_.depth_stride,
+                        copies_ + n * args_.copy_stride + k, args_.copy_stride);
+    copy(0, blocks_k, blocks_n, weight.count);
+    copy(blocks_k, args_.depth, 0, weight.count);
+    return {copies_, args_.copy_stride, weight.count};
   }
 
   void store_product(const RowBlock& block, int64_t first, int64_t count) {
     for (int64_t m = 0; m < block.rows; ++m) {
       const float* product = product_ + m * product_stride_;
       T* out = static_cast<T*>(args_.out) + (block.first_row + m) * args_.columns + first;
-      for_vectors(count, [&](int64_t j, int n) {
-        store_part(out + j, rounded(product + j, block.expert, first + j, 1, n), n);
-      });
+      for_lanes(count, [&](int64_t j, int n) { store(out + j, with_bias(product + j, bias_ + j), n); });
     }
   }
 
+  template <Gated form>
   void store_gated(const RowBlock& block, int64_t first, int64_t count) {
+    const Gating<T, form> gating(args_.limit, args_.alpha, args_.up_offset);
     for (int64_t m = 0; m < block.rows; ++m) {
-      const float* gate = product_ + m * product_stride_;
-      const float* up = gate + args_.chunk;
+      const float* product = product_ + m * product_stride_;
       T* out = static_cast<T*>(args_.out) + (block.first_row + m) * args_.columns + first;
-      for_vectors(count, [&](int64_t j, int n) {
-        const int64_t column = args_.gate_step * (first + j);
-        F32 g = rounded(gate + j, block.expert, column, args_.gate_step, n);
-        F32 u = rounded(up + j, block.expert, column + args_.up_column, args_.gate_step, n);
-        store_part(out + j, activate<T>(args_, g, u), n);
+      for_lanes(count, [&](int64_t j, int n) {
+        if (args_.interleaved) {
+          const F32 a = with_bias(product + 2 * j, bias_ + 2 * j);
+          const F32 b = with_bias(product + 2 * j + kLanes, bias_ + 2 * j + kLanes);
+          const F32 gate = __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+          const F32 up = __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+          store(out + j, gating(gate, up), n);
+        } else {
+          const int64_t u = args_.chunk + j;
+          store(out + j, gating(with_bias(product + j, bias_ + j), with_bias(product + u, bias_ + u)), n);
+        }
       });
     }
   }
 
-  // n sums rounded to the storage type; a bias is added to the rounded value and the result rounded again.
-  F32 rounded(const float* sums, int64_t expert, int64_t column, int64_t step, int n) {
-    const F32 value = round_to<T>(load_part(sums, n));
-    if (!args_.bias) return value;
-    const T* bias = static_cast<const T*>(args_.bias) + expert * args_.bias_stride + column;
-    F32 b{};
-    for (int i = 0; i < n; ++i) b[i] = load1(bias + i * step);
-    return round_to<T>(value + b);
-  }
-
-  template <typename F>
-  static void for_vectors(int64_t count, F f) {
-    for (int64_t j = 0; j < count; j += kLanes) f(j, count - j < kLanes ? int(count - j) : kLanes);
+  // Sums rounded to the storage type; a bias is added to the rounded value and the result rounded again. The scratch is
+  // padded, so that whole vectors can be read at the end of a row.
+  F32 with_bias(const float* sums, const float* bias) const {
+    const F32 value = round_to<T>(load(sums));
+    return args_.bias ? round_to<T>(value + load(bias)) : value;
   }
 
   const GroupedGemmArgs& args_;
@@ -187,37 +189,9 @@ class Worker {
   const int64_t product_stride_;
   Packed* packed_;
   float* product_;
-  T* columns_;  // copies of weight columns whose k is not dense
+  float* bias_;
+  T* copies_;
 };
-
-template <typename T, typename W>
-void sum_rows(const WeightedSumArgs& args, int64_t begin, int64_t end) {
-  const T* y = static_cast<const T*>(args.y);
-  for (int64_t token = begin; token < end; ++token) {
-    const int32_t* rows = args.slots_to_rows + token * args.topk;
-    const W* weights = static_cast<const W*>(args.weights) + token * args.topk;
-    T* out = static_cast<T*>(args.out) + token * args.columns;
-    for (int64_t j = 0; j < args.columns; j += kLanes) {
-      const int n = args.columns - j < kLanes ? int(args.columns - j) : kLanes;
-      F32 sum{};
-      for (int64_t i = 0; i < args.topk; ++i) {
-        if (rows[i] < 0) continue;
-        const T* row = y + int64_t(rows[i]) * args.columns + j;
-        sum = sum + load1(weights + i) * (n == kLanes ? load(row) : load_part(row, n));
-      }
-      n == kLanes ? store(out + j, sum) : store_part(out + j, sum, n);
-    }
-  }
-}
-
-template <typename T>
-void sum_with_weights(const WeightedSumArgs& args, int64_t begin, int64_t end) {
-  switch (args.weights_dtype) {
-    case DType::f32: return sum_rows<T, float>(args, begin, end);
-    case DType::bf16: return sum_rows<T, bf16>(args, begin, end);
-    case DType::f16: return sum_rows<T, f16>(args, begin, end);
-  }
-}
 
 }  // namespace
 
@@ -226,14 +200,6 @@ void grouped_gemm(const GroupedGemmArgs& args, int64_t begin, int64_t end) {
     case DType::f32: return Worker<float>(args, begin).run_items();
     case DType::bf16: return Worker<bf16>(args, begin).run_items();
     case DType::f16: return Worker<f16>(args, begin).run_items();
-  }
-}
-
-void weighted_sum(const WeightedSumArgs& args, int64_t begin, int64_t end) {
-  switch (args.dtype) {
-    case DType::f32: return sum_with_weights<float>(args, begin, end);
-    case DType::bf16: return sum_with_weights<bf16>(args, begin, end);
-    case DType::f16: return sum_with_weights<f16>(args, begin, end);
   }
 }
 

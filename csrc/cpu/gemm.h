@@ -1,12 +1,10 @@
 #pragma once
 
+#include "activation.h"
 #include "isa.h"
 #include "types.h"
 
 namespace deepinfer {
-
-// How a pair of columns of the gate and up product becomes one activated column.
-enum class Gate : int { none, silu, gelu, gelu_tanh };
 
 // Consecutive rows of one expert.
 struct RowBlock {
@@ -32,25 +30,16 @@ struct GroupedGemmArgs {
   int64_t block_count;
   int64_t chunk;  // columns of one item, a multiple of kColumnTile
   int64_t* next_item;
-  // For each worker: its packed rows of x, the products of one item, and copies of weight columns if their k is strided.
+  // For each worker: its packed rows of x, the products and the bias of one item, copies of weight columns if their k is
+  // strided.
   void* scratch;
-  int64_t scratch_bytes, packed_bytes, product_bytes;
+  int64_t scratch_bytes, packed_bytes, product_bytes, bias_bytes;
+  int64_t copy_stride;  // from column to column of such a copy
   DType dtype;
-  // The gate column j is column gate_step * j of the weight, its up column is up_column + gate_step * j.
-  Gate gate;
-  int64_t gate_step, up_column;
-  bool clamped;
+  // With a gate the weight has 2 * columns columns: the gate's and then the up columns, or both alternating.
+  bool gated, interleaved;
+  Gated form;
   float limit, alpha, up_offset;
-};
-
-// Row r of the result is the weighted sum of rows y[slots_to_rows[r, :]], accumulated in float32 in that order.
-struct WeightedSumArgs {
-  const void* y;  // dense rows
-  const int32_t* slots_to_rows;
-  const void* weights;  // dense, like slots_to_rows
-  void* out;
-  int64_t topk, columns;
-  DType dtype, weights_dtype;
 };
 
 namespace cpu {
@@ -58,7 +47,6 @@ namespace cpu {
 constexpr int kColumnTile = 12;  // a multiple of the columns of the register tile of every instruction set
 
 DEEPINFER_KERNEL(grouped_gemm, GroupedGemmArgs)
-DEEPINFER_KERNEL(weighted_sum, WeightedSumArgs)
 
 }  // namespace cpu
 

@@ -38,26 +38,32 @@ struct Unit {
 #if defined(__AVX512F__)
     return load(p);
 #elif defined(__AVX2__)
-    if constexpr (std::is_same_v<T, f16>) return (Sum)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
-#endif
-    Operand r;
-    if constexpr (sizeof(T) == 4) {
-      std::memcpy(&r, p, sizeof(r));
-    } else if constexpr (dtype_of<T>::value == DType::bf16) {
-      typedef uint16_t Half __attribute__((vector_size(kVectorBytes / 2)));
-      typedef uint32_t Bits __attribute__((vector_size(kVectorBytes)));
-      Half bits;
+    if constexpr (sizeof(T) == 4) return (Sum)_mm256_loadu_ps(p);
+    const __m128i half = _mm_loadu_si128((const __m128i*)p);
+    if constexpr (dtype_of<T>::value == DType::f16) return (Sum)_mm256_cvtph_ps(half);
+    return (Sum)_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16);
+#else
+    if constexpr (dtype_of<T>::value == DType::bf16) {
+      typedef uint16_t Bits __attribute__((vector_size(kVectorBytes / 2)));
+      typedef uint32_t Wide __attribute__((vector_size(kVectorBytes)));
+      Bits bits;
       std::memcpy(&bits, p, sizeof(bits));
-      r = bit_cast<Sum>(__builtin_convertvector(bits, Bits) << 16);
-    } else {
-      for (int i = 0; i < kVector; ++i) r[i] = load1(p + i);
+      return bit_cast<Sum>(__builtin_convertvector(bits, Wide) << 16);
     }
+    Operand r;
+    for (int i = 0; i < kVector; ++i) r[i] = load1(p + i);
     return r;
+#endif
   }
   static Operand load_weight_part(const T* p, int n) {
     Operand r{};
     for (int i = 0; i < n; ++i) r[i] = load1(p + i);
     return r;
+  }
+  // One step of x; zeros fill an incomplete one.
+  static void pack(const T* x, int n, Packed* out) {
+    const Operand values = n == kStep ? load_weight(x) : load_weight_part(x, n);
+    std::memcpy(out, &values, sizeof(values));
   }
   static Sum multiply_add(Sum sum, Operand x, Operand w) {
 #if defined(__AVX512F__)
@@ -82,6 +88,9 @@ struct Unit<bf16> {
   static Operand load_weight(const bf16* p) { return _mm512_loadu_si512(p); }
   static Operand load_weight_part(const bf16* p, int n) {
     return _mm512_maskz_loadu_epi16(__mmask32((uint64_t(1) << n) - 1), p);
+  }
+  static void pack(const bf16* x, int n, bf16* out) {
+    _mm512_storeu_si512(out, n == kStep ? load_weight(x) : load_weight_part(x, n));
   }
   static Sum multiply_add(Sum sum, Operand x, Operand w) {
     return (Sum)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)w);
@@ -111,8 +120,10 @@ inline F32 neighbours(F32 a, F32 b) {
 // The lane sums of a 4 x 6 tile, transposing while adding.
 inline void store_sums(const Sum (&sum)[4][6], int rows, float* out, int64_t out_stride) {
   F32 column[4];
+#pragma GCC unroll 4
   for (int n = 0; n < 4; ++n) column[n] = quarters(halves(sum[0][n], sum[1][n]), halves(sum[2][n], sum[3][n]));
   const F32 first = neighbours(pairs(column[0], column[1]), pairs(column[2], column[3]));
+#pragma GCC unroll 2
   for (int n = 0; n < 2; ++n)
     column[n] = quarters(halves(sum[0][4 + n], sum[1][4 + n]), halves(sum[2][4 + n], sum[3][4 + n]));
   const F32 both = pairs(column[0], column[1]);
@@ -140,16 +151,30 @@ inline void store_sums(const Sum (&sum)[kTileRows][kTileColumns], int rows, floa
 }
 #endif
 
-// out[m, n] = dot(packed row m, weight row n) for `rows` packed rows, in steps of kStep elements of each row in turn.
+// Columns of a weight: vectors along k that start `stride` elements apart.
+template <typename T>
+struct Columns {
+  const T* first;
+  int64_t stride, count;
+
+  Columns from(int64_t n) const { return {first + n * stride, stride, count - n}; }
+};
+
+// out[m, n] = dot(packed row m, column n) for `rows` packed rows, stored as kStep elements of each row in turn. Meanwhile
+// the columns `ahead` come into the L2 cache; a hardware prefetcher does not see where the next ones start.
 template <typename T, int rows>
-void multiply_tile(const typename Unit<T>::Packed* x, const T* const (&weight)[kTileColumns], int64_t depth, float* out,
-                   int64_t out_stride) {
+void multiply_tile(const typename Unit<T>::Packed* x, const T* const (&column)[kTileColumns], int64_t depth,
+                   Columns<T> ahead, float* out, int64_t out_stride) {
   using U = Unit<T>;
-  Sum sum[kTileRows][kTileColumns] = {};
+  Sum sum[kTileRows][kTileColumns];
+#pragma GCC unroll 4
+  for (int m = 0; m < kTileRows; ++m)
+#pragma GCC unroll 8
+    for (int n = 0; n < kTileColumns; ++n) sum[m][n] = Sum{};
   auto step = [&](auto load_weight) {
     typename U::Operand w[kTileColumns];
 #pragma GCC unroll 8
-    for (int n = 0; n < kTileColumns; ++n) w[n] = load_weight(weight[n]);
+    for (int n = 0; n < kTileColumns; ++n) w[n] = load_weight(column[n]);
 #pragma GCC unroll 4
     for (int m = 0; m < rows; ++m) {
       const typename U::Operand v = U::load_packed(x + m * U::kStep);
@@ -159,7 +184,11 @@ void multiply_tile(const typename Unit<T>::Packed* x, const T* const (&weight)[k
     x += rows * U::kStep;
   };
   int64_t k = 0;
-  for (; k + U::kStep <= depth; k += U::kStep) step([k](const T* p) { return U::load_weight(p + k); });
+  for (; k + U::kStep <= depth; k += U::kStep) {
+    const T* line = ahead.first + k;
+    for (int64_t i = 0; i < ahead.count; ++i, line += ahead.stride) __builtin_prefetch(line, 0, 2);
+    step([k](const T* p) { return U::load_weight(p + k); });
+  }
   if (k < depth) step([k, depth](const T* p) { return U::load_weight_part(p + k, int(depth - k)); });
   store_sums(sum, rows, out, out_stride);
 }

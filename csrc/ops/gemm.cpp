@@ -6,6 +6,7 @@
 #include <limits>
 #include <vector>
 
+#include "../cpu/moe_dispatch.h"
 #include "../cpu/parallel.h"
 #include "check.h"
 #include "rows.h"
@@ -15,6 +16,9 @@ namespace deepinfer {
 namespace {
 
 int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+// What a kernel may read past the end of the scratch for products and biases: a whole vector of both halves.
+constexpr int64_t kReadAhead = 128;
 
 int64_t element_size(DType dtype) { return dtype == DType::f32 ? 4 : 2; }
 
@@ -35,9 +39,12 @@ void check_bias(const char* op, const char* argument, const std::optional<Tensor
   check_like_x(op, argument, *bias, x);
 }
 
-// Rows of x of a block stay in about half of a 1 MB L2 cache.
-int64_t block_rows(int64_t depth) {
-  return std::clamp<int64_t>(round_up(512 * 1024 / (2 * std::max<int64_t>(1, depth)), 4), 32, 256);
+// Bytes of an element of x in a packed row: only the AVX-512 kernel multiplies bf16 as such, all else is float32.
+int64_t packed_size(DType dtype) { return dtype == DType::bf16 && cpu::isa() == cpu::Isa::avx512 ? 2 : 4; }
+
+// So many rows that they take about half of a 1 MB L2 cache when packed.
+int64_t block_rows(int64_t depth, DType dtype) {
+  return std::clamp<int64_t>(round_up(512 * 1024 / (packed_size(dtype) * std::max<int64_t>(1, depth)), 4), 32, 256);
 }
 
 // Cuts the rows of each expert, [ends[e - 1], ends[e]), into blocks of nearly the same size.
@@ -74,7 +81,7 @@ std::optional<Tensor> with_dense_rows(const std::optional<Tensor>& t) {
 
 // Runs the product over the rows that end at ends[expert]; x, weight, bias, out, sizes and gate are set already.
 void run(GroupedGemmArgs& args, const Tensor& like, const int32_t* ends, int64_t experts) {
-  const auto blocks = row_blocks(ends, experts, block_rows(args.depth));
+  const auto blocks = row_blocks(ends, experts, block_rows(args.depth, args.dtype));
   if (blocks.empty() || args.columns == 0) return;
   int64_t most_rows = 0;
   for (const RowBlock& block : blocks) most_rows = std::max(most_rows, block.rows);
@@ -82,17 +89,22 @@ void run(GroupedGemmArgs& args, const Tensor& like, const int32_t* ends, int64_t
   args.block_count = int64_t(blocks.size());
 
   // Items of about 256 KB of weights: long enough to stream, short enough to balance.
-  const int64_t halves = args.gate == Gate::none ? 1 : 2;
+  const int64_t halves = args.gated ? 2 : 1;
   const int64_t column_bytes = std::max<int64_t>(1, args.depth * element_size(args.dtype) * halves);
   args.chunk = std::clamp<int64_t>(256 * 1024 / column_bytes / cpu::kColumnTile, 1, 16) * cpu::kColumnTile;
+  if (args.depth_stride != 1) args.chunk = 16 * cpu::kColumnTile;  // long pieces of the rows that are dense instead
   args.chunk = std::min(args.chunk, round_up(args.columns, cpu::kColumnTile));
 
   const int64_t items = args.block_count * ((args.columns + args.chunk - 1) / args.chunk);
   const int64_t workers = std::min<int64_t>(items, torch::stable::get_num_threads());
-  args.packed_bytes = round_up(most_rows, 4) * round_up(args.depth, 32) * 4;
-  args.product_bytes = round_up(most_rows * args.chunk * halves * 4, 64);
-  args.scratch_bytes = args.packed_bytes + args.product_bytes;
-  if (args.depth_stride != 1) args.scratch_bytes += round_up(args.chunk * args.depth * element_size(args.dtype), 64);
+  args.packed_bytes = most_rows * round_up(args.depth, 32) * packed_size(args.dtype);
+  args.bias_bytes = round_up(args.chunk * halves * 4, 64) + kReadAhead;
+  args.product_bytes = most_rows * round_up(args.chunk * halves * 4, 64) + kReadAhead;
+  args.scratch_bytes = args.packed_bytes + args.product_bytes + args.bias_bytes;
+  if (args.depth_stride != 1) {
+    args.copy_stride = round_up(args.depth, 32) + 32;  // no power of two: columns would compete for one set of a cache
+    args.scratch_bytes += args.chunk * halves * args.copy_stride * element_size(args.dtype);
+  }
   Tensor scratch = new_tensor(like, {workers * args.scratch_bytes}, ScalarType::Byte);
   args.scratch = scratch.mutable_data_ptr();
   int64_t next_item = 0;
@@ -142,11 +154,12 @@ Tensor grouped_mm(const Tensor& x, const Tensor& weight, const Tensor& offsets, 
   return out;
 }
 
-Gate gate_of(const char* op, const std::string& name) {
-  if (name == "silu") return Gate::silu;
-  if (name == "gelu") return Gate::gelu;
-  if (name == "gelu_tanh") return Gate::gelu_tanh;
-  fail(op, ": activation must be silu, gelu or gelu_tanh, got ", name);
+// silu with alpha or up_offset in use is another form: it rounds more often.
+Gated form_of(const char* op, const std::string& activation, double alpha, double up_offset) {
+  if (activation == "silu") return alpha == 1 && up_offset == 0 ? Gated::silu : Gated::swish;
+  if (activation == "gelu") return Gated::gelu;
+  if (activation == "gelu_tanh") return Gated::gelu_tanh;
+  fail(op, ": activation must be silu, gelu or gelu_tanh, got ", activation);
 }
 
 // Where the slots (token, j) of the local experts go: rows sorted by expert, in slot order inside an expert.
@@ -206,8 +219,9 @@ Tensor fused_experts(const Tensor& x, const Tensor& gate_up, const Tensor& down,
   check_same_device(op, "topk_weights", topk_weights, x);
   check_bias(op, "gate_up_bias", gate_up_bias, x, experts, 2 * intermediate);
   check_bias(op, "down_bias", down_bias, x, experts, hidden);
-  first.gate = gate_of(op, activation);
-  DI_CHECK(first.gate == Gate::silu || (!limit && alpha == 1 && up_offset == 0), op,
+  first.gated = true;
+  first.form = form_of(op, activation, alpha, up_offset);
+  DI_CHECK(activation == "silu" || (!limit && alpha == 1 && up_offset == 0), op,
            ": limit, alpha and up_offset need activation silu, got ", activation);
   DI_CHECK(!limit || *limit > 0, op, ": limit must be positive, got ", *limit);
   DI_CHECK(first_expert >= 0, op, ": first_expert must not be negative, got ", first_expert);
@@ -232,10 +246,8 @@ Tensor fused_experts(const Tensor& x, const Tensor& gate_up, const Tensor& down,
   first.out = activated.mutable_data_ptr();
   first.columns = intermediate;
   first.depth = hidden;
-  first.gate_step = interleaved ? 2 : 1;
-  first.up_column = interleaved ? 1 : intermediate;
-  first.clamped = limit.has_value();
-  first.limit = float(limit.value_or(0));
+  first.interleaved = interleaved;
+  first.limit = float(limit.value_or(std::numeric_limits<double>::infinity()));
   first.alpha = float(alpha);
   first.up_offset = float(up_offset);
   run(first, x, map.ends.data(), experts);
@@ -253,9 +265,16 @@ Tensor fused_experts(const Tensor& x, const Tensor& gate_up, const Tensor& down,
   run(second, x, map.ends.data(), experts);
 
   const Tensor dense_weights = dense(topk_weights);
-  WeightedSumArgs sum{second.out, map.slots_to_rows.data(), dense_weights.const_data_ptr(), out.mutable_data_ptr(),
-                      topk,       hidden,                   first.dtype,                    weights_dtype};
-  cpu::parallel(cpu::weighted_sum, sum, tokens, hidden * (topk + 1) * 2);
+  MoeUnpermuteArgs sum{};
+  sum.y = second.out;
+  sum.slots_to_rows = map.slots_to_rows.data();
+  sum.weights = dense_weights.const_data_ptr();
+  sum.out = out.mutable_data_ptr();
+  sum.row_stride = sum.hidden_size = hidden;
+  sum.topk = topk;
+  sum.dtype = first.dtype;
+  sum.weights_dtype = weights_dtype;
+  cpu::parallel(cpu::moe_unpermute, sum, tokens, hidden * (topk + 1) * element_size(sum.dtype));
   return out;
 }
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from torch_deepinfer.ops.checks import check, check_float_dtype, shape_of
+from torch_deepinfer.ops.checks import check, check_float_dtype, name_of, shape_of
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 
@@ -105,10 +105,6 @@ def fused_experts(
     )
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _check_device(op: str, argument: str, tensor: torch.Tensor, x: torch.Tensor) -> None:
     check(tensor.device == x.device, f"{op}: {argument} must be on the same device as the first argument")
 
@@ -116,7 +112,7 @@ def _check_device(op: str, argument: str, tensor: torch.Tensor, x: torch.Tensor)
 def _check_like_x(op: str, argument: str, tensor: torch.Tensor, x: torch.Tensor) -> None:
     check(
         tensor.dtype == x.dtype,
-        f"{op}: {argument} must have the dtype of x, {_name(x.dtype)}, got {_name(tensor.dtype)}",
+        f"{op}: {argument} must have the dtype of x, {name_of(x.dtype)}, got {name_of(tensor.dtype)}",
     )
     _check_device(op, argument, tensor, x)
 
@@ -138,7 +134,7 @@ def _grouped_mm_meta(x, weight, offsets, bias=None):
     )
     _check_like_x(op, "weight", weight, x)
     experts, _, columns = weight.shape
-    check(offsets.dtype == torch.int32, f"{op}: offsets must be int32, got {_name(offsets.dtype)}")
+    check(offsets.dtype == torch.int32, f"{op}: offsets must be int32, got {name_of(offsets.dtype)}")
     check(
         offsets.dim() == 1 and offsets.shape[0] == experts,
         f"{op}: offsets must have shape [{experts}], got {shape_of(offsets)}",
@@ -180,7 +176,7 @@ def _fused_experts_meta(
     _check_like_x(op, "down", down, x)
     check(
         topk_ids.dtype in (torch.int32, torch.int64),
-        f"{op}: topk_ids must be int32 or int64, got {_name(topk_ids.dtype)}",
+        f"{op}: topk_ids must be int32 or int64, got {name_of(topk_ids.dtype)}",
     )
     check(
         topk_ids.dim() == 2 and topk_ids.shape[0] == tokens,

@@ -1,0 +1,101 @@
+"""grouped_mm and fused_experts against torch's own grouped product, eager and with stock torch.compile.
+
+The stock column of fused_experts is the expert layer as transformers writes it for its grouped_mm implementation: sort
+the ids, gather the tokens, two grouped products around the activation, weights, inverse order, sum.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from itertools import cycle
+
+import torch
+import torch.nn.functional as F
+from harness import Bench
+
+from torch_deepinfer import ops
+
+
+def stock_experts(
+    x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor
+) -> torch.Tensor:
+    tokens, topk = topk_ids.shape
+    experts = gate_up.shape[0]
+    ids, order = torch.sort(topk_ids.reshape(-1))
+    counts = torch.histc(ids.float() if x.device.type == "cpu" else ids.int(), bins=experts, min=0, max=experts - 1)
+    offsets = torch.cumsum(counts, 0, dtype=torch.int32)
+    hidden = torch._grouped_mm(x[order // topk], gate_up.transpose(-2, -1), offs=offsets)
+    gate, up = hidden.chunk(2, dim=-1)
+    y = torch._grouped_mm(F.silu(gate) * up, down.transpose(-2, -1), offs=offsets)
+    weighted = y * topk_weights.reshape(-1)[order].unsqueeze(-1)
+    inverse = torch.empty_like(order)
+    inverse[order] = torch.arange(order.shape[0], device=x.device)
+    return weighted[inverse].view(tokens, topk, -1).sum(dim=1).to(x.dtype)
+
+
+def rotating(function: Callable[..., torch.Tensor], inputs: list[tuple]) -> Callable[[], torch.Tensor]:
+    """Calls with one input after the other, so that experts come out of memory as between the layers of a model."""
+    turn = cycle(inputs)
+    return lambda: function(*next(turn))
+
+
+def bench_experts(
+    bench: Bench, experts: int, hidden: int, intermediate: int, topk: int, dense_columns: bool = False
+) -> None:
+    """One expert layer. ``dense_columns``: weights stored as [E, K, N], as GPT-OSS does."""
+    device = bench.args.device
+    name = f"{experts} x {hidden}x{intermediate} k {topk}" + (" [E, K, N]" if dense_columns else "")
+    cases = [(tokens, {"op": "fused_experts", "shape": f"{name}, T {tokens}"}) for tokens in bench.args.tokens]
+    cases = [case for case in cases if bench.wanted(case[1])]
+    if not cases:
+        return
+    make = partial(torch.empty, dtype=torch.bfloat16, device=device)
+    gate_up = make(experts, 2 * intermediate, hidden).normal_(std=hidden**-0.5)
+    down = make(experts, hidden, intermediate).normal_(std=intermediate**-0.5)
+    if dense_columns:
+        gate_up, down = (w.transpose(1, 2).contiguous().transpose(1, 2) for w in (gate_up, down))
+    for tokens, case in cases:
+        x = make(tokens, hidden).normal_()
+        routings = [torch.rand(tokens, experts, device=device).softmax(-1).topk(topk) for _ in range(8)]
+        inputs = [(x, gate_up, down, routing.indices, routing.values) for routing in routings]
+        hit = sum(routing.indices.unique().numel() for routing in routings) // len(routings)
+        bench.row(
+            case,
+            {
+                "ours": rotating(ops.fused_experts, inputs),
+                "eager": rotating(stock_experts, inputs),
+                "stock": rotating(torch.compile(stock_experts, dynamic=False), inputs),
+            },
+            hit * (gate_up[0].nbytes + down[0].nbytes) + 2 * x.nbytes,
+        )
+
+
+def bench_grouped_mm(bench: Bench, experts: int, rows: int, k: int, n: int) -> None:
+    case = {"op": "grouped_mm", "shape": f"{experts} x [{rows}, {k}] x [{k}, {n}]"}
+    if not bench.wanted(case):
+        return
+    make = partial(torch.empty, dtype=torch.bfloat16, device=bench.args.device)
+    x, weight = make(experts * rows, k).normal_(), make(experts, n, k).normal_().transpose(1, 2)
+    offsets = torch.arange(rows, (experts + 1) * rows, rows, dtype=torch.int32, device=x.device)
+    bench.row(
+        case,
+        {
+            "ours": partial(ops.grouped_mm, x, weight, offsets),
+            "stock": partial(torch.compile(torch._grouped_mm, dynamic=False), x, weight, offs=offsets),
+        },
+        x.nbytes + weight.nbytes + experts * rows * n * 2,
+    )
+
+
+def main() -> None:
+    bench = Bench("gemm", __doc__)
+    bench.parser.add_argument("--tokens", type=int, nargs="+", default=[1, 8, 16, 64, 512])
+    bench_experts(bench, experts=128, hidden=2048, intermediate=768, topk=8)
+    bench_experts(bench, experts=16, hidden=576, intermediate=1536, topk=4)
+    bench_experts(bench, experts=8, hidden=2880, intermediate=2880, topk=4, dense_columns=True)
+    for rows in (1, 4, 32):
+        bench_grouped_mm(bench, 32, rows, 2048, 1536)
+    bench.finish()
+
+
+if __name__ == "__main__":
+    main()
