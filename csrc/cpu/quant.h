@@ -7,9 +7,9 @@ namespace deepinfer {
 
 enum class Code : int { e4m3, int8 };
 
-// A batch of matrices cut into blocks that share one scale; a token group is a block of one row. Blocks at the lower and
-// right edges may be smaller. One side of a kernel is strided with dense columns, the other side is dense. The scales are
-// dense: [matrices, blocks down, blocks across].
+// A batch of matrices cut into blocks that share one scale; a token group is a block of one row. Blocks at the lower
+// and right edges may be smaller. One side of a kernel is strided with dense columns, the other side is dense. The
+// scales are dense: [matrices, blocks down, blocks across].
 struct Blocks {
   static constexpr int kMaxStrip = 32;
   Rows matrices;  // of the strided side

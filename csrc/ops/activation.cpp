@@ -4,6 +4,7 @@
 
 #include <limits>
 
+#include "../cpu/pages.h"
 #include "../cpu/parallel.h"
 #include "check.h"
 #include "rows.h"
@@ -76,6 +77,7 @@ Tensor gated_activation(const char* op, GatedArgs args, const Tensor& gate, cons
     args.up = advance(dense_gate, args.size);
     args.up_rows = args.gate_rows;
   }
+  cpu::prefer_huge_pages(args.out, args.gate_rows.count * args.size * int64_t(out.element_size()));
   // The exponential makes an element cost several times its bytes.
   cpu::parallel(cpu::gated_activation, args, args.gate_rows.count, args.size * 16);
   return out;

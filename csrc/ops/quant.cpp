@@ -2,6 +2,7 @@
 
 #include "../cpu/quant.h"
 
+#include "../cpu/pages.h"
 #include "../cpu/parallel.h"
 #include "check.h"
 #include "rows.h"
@@ -49,8 +50,10 @@ Blocks blocks_of(const char* op, const Tensor& t, int64_t down, int64_t across) 
 }
 
 template <typename Args>
-void launch(void (*kernel)(const Args&, int64_t, int64_t), const Args& args) {
+void launch(void (*kernel)(const Args&, int64_t, int64_t), const Args& args, Tensor& out) {
   const Blocks& b = args.blocks;
+  const int64_t elements = b.matrices.count * b.rows * b.columns;
+  cpu::prefer_huge_pages(out.mutable_data_ptr(), elements * int64_t(out.element_size()));
   cpu::parallel(kernel, args, b.matrices.count * b.down * b.strips, b.strip * b.block_rows * b.block_columns * 4);
 }
 
@@ -78,7 +81,7 @@ std::tuple<Tensor, Tensor> quantize(const char* op, const Tensor& x, int64_t dow
   Tensor scales = new_tensor(x, scale_sizes(x, args.blocks), scale);
   args.codes = codes.mutable_data_ptr();
   args.scales = scales.mutable_data_ptr();
-  launch(cpu::quantize, args);
+  launch(cpu::quantize, args, codes);
   return {codes, scales};
 }
 
@@ -127,7 +130,7 @@ Tensor dequantize(const Tensor& q, const Tensor& scales, std::vector<int64_t> bl
   args.out = out.mutable_data_ptr();
   const Tensor dense_scales = torch::stable::contiguous(scales);
   args.scales = dense_scales.const_data_ptr();
-  launch(cpu::dequantize, args);
+  launch(cpu::dequantize, args, out);
   return out;
 }
 

@@ -26,8 +26,8 @@ inline Rows rows_of(const char* op, const Tensor& t, int inner = 1) {
   return rows;
 }
 
-// `t` itself if its last dimension is dense, else a contiguous copy: every kernel may assume dense rows, and rows_of that
-// their dimensions fit.
+// `t` itself if its last dimension is dense, else a contiguous copy: every kernel may assume dense rows, and rows_of
+// that their dimensions fit.
 inline Tensor with_dense_rows(const Tensor& t) {
   bool dense = t.dim() == 0 || t.size(t.dim() - 1) <= 1 || t.stride(t.dim() - 1) == 1;
   return dense && t.dim() <= Rows::kMaxDims + 1 ? t : torch::stable::contiguous(t);
