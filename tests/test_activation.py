@@ -10,6 +10,8 @@ from checking import assert_bit_equal, layouts, opcheck
 from torch_deepinfer import ops
 from torch_deepinfer.reference import activation as reference
 
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
+
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 HALVES = [torch.bfloat16, torch.float16]
 GPT_OSS = {"limit": 7.0, "alpha": 1.702, "up_offset": 1.0}
@@ -151,6 +153,36 @@ def test_more_dimensions_than_strides(device):
     columns = torch.randn(*[2] * 11, 8, device=device).permute([*range(10, -1, -1), 11])
     gate, up = columns[..., ::2], columns[..., 1::2]
     assert_bit_equal(ops.silu_and_mul(gate, up), ops.silu_and_mul(gate.contiguous(), up.contiguous()))
+
+
+# vllm#53390: offsets of token * 2 * size beyond 2^31.
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_more_than_2_to_31_elements(interleaved):
+    size = 1024
+    tokens = 2**31 // (2 * size) + 5
+    both = torch.empty(tokens, 2 * size, dtype=torch.bfloat16, device="cuda").normal_()
+    given = (both[:, ::2], both[:, 1::2]) if interleaved else (both,)
+    out = ops.silu_and_mul(*given)
+    for part in (slice(0, 3), slice(tokens // 2, tokens // 2 + 3), slice(tokens - 3, tokens)):
+        assert_bit_equal(out[part], ops.silu_and_mul(*(x[part].contiguous() for x in given)))
+
+
+@needs_gpu
+@pytest.mark.gpu
+def test_replayed_graph():
+    both, weights = torch.randn(9, 2 * 40, device="cuda").bfloat16(), torch.rand(9, device="cuda").bfloat16()
+    ops.silu_and_mul(both, row_weights=weights, **GPT_OSS)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = ops.silu_and_mul(both, row_weights=weights, **GPT_OSS)
+    for _ in range(2):
+        both.normal_()
+        weights.uniform_()
+        graph.replay()
+        assert_bit_equal(out, ops.silu_and_mul(both, row_weights=weights, **GPT_OSS))
 
 
 @pytest.mark.parametrize("dtype", HALVES)

@@ -1,6 +1,6 @@
 // Rotary embedding. The threads of a row lie next to each other, then come the rows of one position, then the
-// positions: a row of the tables is fetched into the L1 cache once and used by all heads. The loads of x do not wait for
-// those of the position and the tables. Bound by memory: read x, write the result.
+// positions: a row of the tables is fetched into the L1 cache once and used by all heads. The loads of x do not wait
+// for those of the position and the tables. Bound by memory: read x, write the result.
 #pragma once
 
 #include "device.cuh"

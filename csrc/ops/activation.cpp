@@ -1,11 +1,13 @@
-// silu_and_mul and gelu_and_mul: schemas, argument checks, outputs.
+// silu_and_mul and gelu_and_mul: schemas, argument checks, outputs. Only the launch depends on the device.
 
-#include "../cpu/activation.h"
+#include "activation.h"
 
 #include <limits>
 
+#include "../cpu/activation.h"
 #include "../cpu/pages.h"
 #include "../cpu/parallel.h"
+#include "../cuda/activation.h"
 #include "check.h"
 #include "rows.h"
 
@@ -40,6 +42,13 @@ Tensor dense_row_weights(const char* op, const Tensor& weights, const Tensor& ga
   check_same_device(op, "row_weights", weights, gate);
   float_dtype(op, "row_weights", weights);
   return torch::stable::contiguous(torch::stable::to(weights, ScalarType::Float));
+}
+
+void launch(const GatedArgs& args, const Tensor& gate) {
+  if (gate.is_cuda()) return cuda::gated_activation(args, gate.get_device_index());
+  cpu::prefer_huge_pages(args.out, args.gate_rows.count * args.size * int64_t(gate.element_size()));
+  // The exponential makes an element cost several times its bytes.
+  cpu::parallel(cpu::gated_activation, args, args.gate_rows.count, args.size * 16);
 }
 
 Tensor gated_activation(const char* op, GatedArgs args, const Tensor& gate, const std::optional<Tensor>& up,
@@ -77,9 +86,7 @@ Tensor gated_activation(const char* op, GatedArgs args, const Tensor& gate, cons
     args.up = advance(dense_gate, args.size);
     args.up_rows = args.gate_rows;
   }
-  cpu::prefer_huge_pages(args.out, args.gate_rows.count * args.size * int64_t(out.element_size()));
-  // The exponential makes an element cost several times its bytes.
-  cpu::parallel(cpu::gated_activation, args, args.gate_rows.count, args.size * 16);
+  launch(args, gate);
   return out;
 }
 
@@ -115,9 +122,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(deepinfer, m) {
       "gelu_and_mul(Tensor gate, Tensor? up=None, *, str approximate=\"none\", Tensor? row_weights=None) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(deepinfer, CPU, m) {
+void implement(auto& m) {
   m.impl("silu_and_mul", TORCH_BOX(&silu_and_mul));
   m.impl("gelu_and_mul", TORCH_BOX(&gelu_and_mul));
 }
+
+STABLE_TORCH_LIBRARY_IMPL(deepinfer, CPU, m) { implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(deepinfer, CUDA, m) { implement(m); }
 
 }  // namespace deepinfer
