@@ -122,7 +122,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(deepinfer, m) {
       "gelu_and_mul(Tensor gate, Tensor? up=None, *, str approximate=\"none\", Tensor? row_weights=None) -> Tensor");
 }
 
-void implement(auto& m) {
+static void implement(auto& m) {
   m.impl("silu_and_mul", TORCH_BOX(&silu_and_mul));
   m.impl("gelu_and_mul", TORCH_BOX(&gelu_and_mul));
 }

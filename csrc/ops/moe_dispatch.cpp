@@ -197,7 +197,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(deepinfer, m) {
   m.def("moe_unpermute(Tensor y, Tensor slots_to_rows, Tensor? topk_weights=None) -> Tensor");
 }
 
-void implement(auto& m) {
+static void implement(auto& m) {
   m.impl("moe_expert_map", TORCH_BOX(&moe_expert_map));
   m.impl("moe_permute", TORCH_BOX(&moe_permute));
   m.impl("moe_unpermute", TORCH_BOX(&moe_unpermute));

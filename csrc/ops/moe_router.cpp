@@ -106,7 +106,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(deepinfer, m) {
       " -> (Tensor, Tensor)");
 }
 
-void implement(auto& m) {
+static void implement(auto& m) {
   m.impl("moe_router", TORCH_BOX(&moe_router));
 }
 

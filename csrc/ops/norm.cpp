@@ -99,7 +99,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(deepinfer, m) {
       " -> (Tensor, Tensor)");
 }
 
-void implement(auto& m) {
+static void implement(auto& m) {
   m.impl("rms_norm", TORCH_BOX(&rms_norm));
   m.impl("add_rms_norm", TORCH_BOX(&add_rms_norm));
 }

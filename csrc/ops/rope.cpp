@@ -206,7 +206,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(deepinfer, m) {
       " str style=\"half\", bool inverse=False, int? rotary_dim=None) -> ()");
 }
 
-void implement(auto& m) {
+static void implement(auto& m) {
   m.impl("rotary_embedding", TORCH_BOX(&rotary_embedding));
   m.impl("rotary_embedding_", TORCH_BOX(&rotary_embedding_));
 }
