@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._dynamo.source import DictGetItemSource, GetItemSource, LocalSource
+from torch._guards import Source
 from torch._inductor import config as inductor_config
 from torch._inductor import list_mode_options
 from torch._inductor.compile_fx import compile_fx
@@ -53,7 +55,7 @@ def compile_graph(
     patches = {**(list_mode_options(mode) if mode else {}), **_checked(inductor_options)}
     for option, ours in ((_SWAP, SwapPass(settings, done)), (_COUNT, CountPass(settings, done))):
         patches[option] = compose(ours, patches.get(option, getattr(inductor_config, option)))
-    _keep_module_floats_constant(gm)
+    _keep_floats_constant(gm)
     return compile_fx(gm, example_inputs, config_patches=patches, **kwargs)
 
 
@@ -67,11 +69,11 @@ def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
     return checked
 
 
-def _keep_module_floats_constant(gm: GraphModule) -> None:
+def _keep_floats_constant(gm: GraphModule) -> None:
     """With ``dynamic=True`` Dynamo makes every float of a module an input of the graph, and no eps is known any more.
 
-    A guard on such a float makes Dynamo trace again with its value; sizes stay dynamic. Floats that are arguments of
-    the compiled function, a temperature for instance, stay inputs.
+    A guard on such a float makes Dynamo trace again with its value; sizes stay dynamic. The same goes for floats that
+    are globals, closures or defaults. Only arguments of the compiled call, a temperature for instance, stay inputs.
     """
     for node in gm.graph.nodes:
         example = node.meta.get("example_value")
@@ -79,17 +81,15 @@ def _keep_module_floats_constant(gm: GraphModule) -> None:
             continue
         # The float arrives as a 0-d tensor, out of which the graph takes the number.
         arrives_as = node.args[0] if node.op == "call_method" and node.target == "item" else node
-        if _belongs_to_module(getattr(arrives_as, "_dynamo_source", None)):
+        source = getattr(arrives_as, "_dynamo_source", None)
+        if source is not None and not _is_argument(source):
             example.node.guard_float(__file__, 0)
 
 
-def _belongs_to_module(source: Any) -> bool:
-    guard_source = getattr(source, "guard_source", None)
-    if callable(guard_source):  # a method before torch 2.12 or so, a property since
-        guard_source = guard_source()
-    return guard_source is not None and (
-        guard_source.is_specialized_nn_module() or guard_source.is_unspecialized_nn_module()
-    )
+def _is_argument(source: Source) -> bool:
+    while isinstance(source, (GetItemSource, DictGetItemSource)):
+        source = source.base
+    return isinstance(source, LocalSource) and source.is_input
 
 
 def _reset() -> None:

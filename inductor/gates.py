@@ -7,8 +7,6 @@ holds the measured reason. ``options={"deepinfer.patterns": [...]}`` overrides i
 import dataclasses
 from collections.abc import Mapping
 
-CPU = "cpu"
-
 
 @dataclasses.dataclass(frozen=True)
 class Gate:
@@ -23,13 +21,16 @@ class Gate:
 ONE_KERNEL = "Inductor already makes one kernel of it"
 
 GATES: Mapping[tuple[str, str], Gate] = {
-    ("fused_experts", CPU): Gate(True),
-    ("moe_router", CPU): Gate(True),
-    ("add_rms_norm", CPU): Gate(False, reason=ONE_KERNEL),
-    ("rms_norm", CPU): Gate(False, reason=ONE_KERNEL),
-    ("rotary_embedding", CPU): Gate(False, reason="no gain measured over Inductor's two kernels"),
-    ("silu_and_mul", CPU): Gate(False, reason=ONE_KERNEL),
-    ("gelu_and_mul", CPU): Gate(False, reason=ONE_KERNEL),
+    ("fused_experts", "cpu"): Gate(True),
+    ("moe_router", "cpu"): Gate(True),
+    ("add_rms_norm", "cpu"): Gate(False, reason=ONE_KERNEL),
+    ("rms_norm", "cpu"): Gate(False, reason=ONE_KERNEL),
+    ("rotary_embedding", "cpu"): Gate(False, reason="no gain measured over Inductor's two kernels"),
+    ("silu_and_mul", "cpu"): Gate(False, reason=ONE_KERNEL),
+    ("gelu_and_mul", "cpu"): Gate(False, reason=ONE_KERNEL),
+    ("moe_router", "cuda"): Gate(True),
+    ("add_rms_norm", "cuda"): Gate(False, reason=ONE_KERNEL),
+    ("rms_norm", "cuda"): Gate(False, reason=ONE_KERNEL),
 }
 
 

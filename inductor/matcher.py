@@ -81,7 +81,10 @@ class Pattern:
 
 
 def is_call(node: Any, *targets: Any) -> bool:
-    return isinstance(node, Node) and node.op == "call_function" and node.target in targets
+    """Whether ``node`` calls one of ``targets``. A sum with a factor, ``a + alpha * b``, is not what patterns mean."""
+    if not isinstance(node, Node) or node.op != "call_function" or node.target not in targets:
+        return False
+    return node.kwargs.get("alpha", 1) == 1
 
 
 def value(node: Node) -> Any:
@@ -165,6 +168,20 @@ def result_of(node: Any, *targets: Any) -> tuple[Node, int] | None:
     if not is_call(node, operator.getitem) or not is_call(node.args[0], *targets):
         return None
     return node.args[0], node.args[1]
+
+
+def same_value(a: Any, b: Any, depth: int = 8) -> bool:
+    """Whether two nodes are the same one, or the same few calls of the same one: nothing merges repeated calls yet."""
+    if a is b:
+        return True
+    if depth == 0 or not is_call(a, b.target if isinstance(b, Node) else None) or a.kwargs != b.kwargs:
+        return False
+    if len(a.args) != len(b.args):
+        return False
+    return all(
+        same_value(x, y, depth - 1) if isinstance(x, Node) else not isinstance(y, Node) and x == y
+        for x, y in zip(a.args, b.args, strict=True)
+    )
 
 
 def depends_on(node: Node, ancestor: Node) -> bool:

@@ -21,7 +21,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from torch_deepinfer.inductor.matcher import CAST, Derived, Match, Miss, Pattern, aten, same, value
+from torch_deepinfer.inductor.matcher import CAST, Derived, Match, Miss, Pattern, aten, same, same_value, value
 from torch_deepinfer.inductor.patterns import PATTERNS
 from torch_deepinfer.inductor.settings import Settings
 
@@ -79,10 +79,9 @@ def rewrite(graph: Graph, settings: Settings, patterns: Sequence[Pattern] = PATT
             elif found is not None:
                 _decide(graph, pattern.name, found, settings, done, counted)
         if done.swapped[pattern.name]:
+            stable_topological_sort(graph)
             graph.eliminate_dead_code()
-    if done.swapped.total():
-        stable_topological_sort(graph)
-        graph.lint()
+    graph.lint()
     _check_expectations(done, settings)
     return done
 
@@ -127,7 +126,9 @@ def _inside(match: Match) -> set[Node]:
     while pending:
         node = pending.pop()
         # Sizes are no part of the computation; they can come from anywhere.
-        if node in inside or node in inputs or not isinstance(node.meta.get("val"), (torch.Tensor, tuple, list)):
+        if node in inside or not isinstance(node.meta.get("val"), (torch.Tensor, tuple, list)):
+            continue
+        if any(same_value(node, given) for given in inputs):
             continue
         inside.add(node)
         pending.extend(node.all_input_nodes)
@@ -136,11 +137,9 @@ def _inside(match: Match) -> set[Node]:
 
 def _obstacle(match: Match, inside: set[Node]) -> str | None:
     """Why the nodes of the match cannot go away together, if so."""
-    devices = {value(node).device for node in match.inputs}
-    if len(devices) != 1:
-        return "inputs on several devices"
-    device_type = devices.pop().type
-    if not torch._C._dispatch_has_kernel_for_dispatch_key(match.op.name(), device_type.upper()):
+    device_type = value(match.inputs[0]).device.type
+    key = str(torch._C._dispatch_key_for_device(device_type))
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(match.op.name(), key):
         return f"the op has no {device_type} kernel"
     outputs = {output for output in match.outputs if output is not None}
     for node in inside - outputs:
@@ -227,7 +226,7 @@ def _swap(graph: Graph, match: Match) -> None:
     def create(argument: Any) -> Any:
         return call(argument.op, create(argument.node), *argument.args) if isinstance(argument, Derived) else argument
 
-    # An early output can have users before a late input: the graph is sorted again at the end.
+    # An early output can have users before a late input: the caller sorts the graph again.
     first, last = min(outputs), max(match.inputs)
     with _fake_mode(match), graph.inserting_before(first if last < first else last.next):
         kwargs = {name: create(argument) for name, argument in match.kwargs.items()}

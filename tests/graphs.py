@@ -16,10 +16,14 @@ from torch_deepinfer.inductor.rewrite import Rewrites
 
 @dataclasses.dataclass
 class Traced:
-    """A function compiled without code generation; ``graphs`` holds what Inductor would have lowered."""
+    """A function compiled without code generation.
+
+    ``graphs`` holds what Inductor would have lowered, ``inputs`` what these graphs were called with.
+    """
 
     call: Callable[..., Any]
     graphs: list[torch.fx.Graph]
+    inputs: list[tuple[Any, ...]]
     counter: Counter[str]
 
     @property
@@ -35,6 +39,7 @@ def traced(function: Callable[..., Any], options: dict[str, Any] | None = None, 
     """``torch.compile(function, backend="deepinfer")`` that stops before Inductor generates code."""
     counter: Counter[str] = Counter()
     graphs: list[torch.fx.Graph] = []
+    inputs: list[tuple[Any, ...]] = []
 
     def backend(gm: torch.fx.GraphModule, example_inputs: Any) -> Any:
         done = Rewrites()
@@ -43,12 +48,17 @@ def traced(function: Callable[..., Any], options: dict[str, Any] | None = None, 
             counter.update(to_counter(done, gm.graph))
             done.clear()
             graphs.append(gm.graph)
-            return make_boxed_func(gm.forward)
+
+            def call(*args: Any) -> Any:
+                inputs.append(args)
+                return gm.forward(*args)
+
+            return make_boxed_func(call)
 
         return compile_graph(gm, example_inputs, done, options=options, inner_compile=interpret)
 
     torch._dynamo.reset()
-    return Traced(torch.compile(function, backend=backend, dynamic=dynamic), graphs, counter)
+    return Traced(torch.compile(function, backend=backend, dynamic=dynamic), graphs, inputs, counter)
 
 
 def swaps(report: Report) -> dict[str, int]:

@@ -1,9 +1,12 @@
 """The backend as a user meets it: names, options, modes, caches, training, other people's passes."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
+from typing import Any
 
 import pytest
 import torch
@@ -200,6 +203,25 @@ def test_floats_of_a_module_stay_constant():
     assert swaps(run.report) == {"add_rms_norm": 2}
 
 
+EPS = 0.25
+
+
+def test_defaults_globals_and_closures_are_constant():
+    weight, shift = torch.randn(8), 0.5
+
+    def norm(x, eps=0.1):
+        def of(x, eps):
+            return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps))
+
+        return of(x, eps), of(x, EPS), of(x, shift)
+
+    run = traced(lambda x: norm(x), ALL, dynamic=True)
+    x = torch.randn(3, 8)
+    for ours, eager in zip(run(x), norm(x), strict=True):
+        torch.testing.assert_close(ours, eager)
+    assert swaps(run.report) == {"rms_norm": 3}
+
+
 def test_floats_of_a_call_stay_dynamic():
     def norm(x, eps):
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
@@ -267,3 +289,62 @@ def test_training_is_left_alone():
     (out.sum() + total.sum()).backward()
     torch.testing.assert_close(grad, x.grad)
     assert run.report.patterns == {} and not run.report.ops
+
+
+# -- caches ------------------------------------------------------------------------------------------------------------
+
+CACHED = """
+    import json, os, torch
+    from torch._dynamo.utils import counters
+    from torch_deepinfer import inductor
+
+    def block(x, residual, weight, router):
+        total = residual + x
+        normed = total * torch.rsqrt(total.pow(2).mean(-1, keepdim=True) + 1e-6) * weight
+        weights, ids = torch.topk(torch.softmax(normed @ router, -1), 2, dim=-1)
+        return total, weights, ids
+
+    def compile_and_count(options=None, **environ):
+        os.environ.pop("DEEPINFER_DISABLE", None)
+        os.environ.update(environ)
+        torch._dynamo.reset()
+        counters.clear()
+        torch.manual_seed(0)
+        arguments = torch.randn(4, 32), torch.randn(4, 32), torch.randn(32), torch.randn(32, 8)
+        compiled = torch.compile(block, backend="deepinfer", options=options)
+        for ours, eager in zip(compiled(*arguments), block(*arguments), strict=True):
+            torch.testing.assert_close(ours, eager)
+        found = {}
+        for kind, prefix in (("inductor", "fxgraph_cache_"), ("aot_autograd", "autograd_cache_")):
+            for event in ("hit", "miss", "bypass"):
+                found[prefix + event] = counters[kind][prefix + event]
+        return found, str(inductor.report())
+"""
+
+
+def caches(code: str, folder: object) -> list[Any]:
+    """What ``code`` prints as JSON, after the definitions above, in a process of its own."""
+    return json.loads(run_python(textwrap.dedent(CACHED) + textwrap.dedent(code), TORCHINDUCTOR_CACHE_DIR=str(folder)))
+
+
+def test_caches(tmp_path):
+    """The same choices hit, another choice misses, nothing is ever kept out, and a report survives a hit."""
+    results = caches(
+        """
+        print(json.dumps([
+            compile_and_count({"deepinfer.patterns": "all"}),
+            compile_and_count({"deepinfer.patterns": "all"}),
+            compile_and_count({"deepinfer.patterns": ["norm"]}),
+            compile_and_count({"deepinfer.patterns": "all"}, DEEPINFER_DISABLE="moe_router"),
+        ]))
+        """,
+        tmp_path,
+    )
+    again = caches("""print(json.dumps([compile_and_count({"deepinfer.patterns": "all"})]))""", tmp_path)
+    hit = {"fxgraph_cache_hit": 1, "autograd_cache_hit": 1}
+    miss = {"fxgraph_cache_miss": 1, "autograd_cache_miss": 1}
+    happened = [{event: count for event, count in counts.items() if count} for counts, _ in (*results, *again)]
+    assert happened == [miss, hit, miss, miss, hit]
+    first, second, norm_alone, without_router, elsewhere = (report for _, report in (*results, *again))
+    assert first == second == elsewhere and first != norm_alone != without_router
+    assert re.search(r"moe_router +1 +1 ", first) and re.search(r"moe_router +1 +0 +1 x disabled", without_router)

@@ -140,9 +140,7 @@ def _group_limit(key: Node, base: Node, biased: bool) -> dict[str, Any] | Miss:
         return Miss("masked groups are filled with a value that can still win")
     if not is_call(not_chosen, aten.bitwise_not.default, aten.logical_not.default):
         return Miss("the mask over experts is not the inverse of a choice of groups")
-    mask = not_chosen.args[0]
-    while is_call(mask, CAST, aten.view.default, aten.clone.default, aten.expand.default, aten.unsqueeze.default):
-        mask = mask.args[0]
+    mask = _per_group(not_chosen.args[0])
     if not is_call(mask, aten.scatter.value) or not is_number(mask.args[3], 1) or mask.args[1] not in (1, -1):
         return Miss("the mask over experts does not come from a choice of groups")
     zeros, picked = mask.args[0], mask.args[2]
@@ -162,6 +160,13 @@ def _group_limit(key: Node, base: Node, biased: bool) -> dict[str, Any] | Miss:
     if score != "top2_sum":
         limit["group_score"] = score
     return {} if num_groups == 1 else limit
+
+
+def _per_group(mask: Any) -> Any:
+    """The [tokens, groups] tensor of which ``mask`` repeats every element for the experts of a group."""
+    while is_call(mask, CAST, aten.view.default, aten.clone.default, aten.expand.default):
+        mask = mask.args[0]
+    return mask.args[0] if is_call(mask, aten.unsqueeze.default) and mask.args[1] in (-1, 2) else None
 
 
 def _group_score(node: Node, base: Node) -> str | None:

@@ -33,6 +33,7 @@ from torch_deepinfer.inductor.matcher import (
     only_user,
     same,
     same_shape,
+    same_value,
     shape_of,
     uncast,
     users,
@@ -105,7 +106,7 @@ def _norm(anchor: Node) -> _Norm | Miss | None:
         return Miss("eps is not a constant")
     if dtype_of(hidden) != torch.float32:
         return Miss(f"statistics in {dtype_of(hidden)}; the op computes them in float32")
-    products = [user for user in users(anchor, aten.mul.Tensor) if hidden in user.args]
+    products = [user for user in users(anchor, aten.mul.Tensor) if any(same_value(hidden, a) for a in user.args)]
     if len(products) != 1:
         return Miss("the rows are not multiplied once by the inverse of their norm")
     x = uncast(hidden, *LOW_PRECISION)
@@ -130,7 +131,7 @@ def _mean_and_eps(total: Any) -> tuple[Node | None, float | int | None]:
 def _squared(node: Any) -> Node | None:
     if is_call(node, aten.pow.Tensor_Scalar) and node.args[1] == 2:
         return node.args[0]
-    if is_call(node, aten.mul.Tensor) and node.args[0] is node.args[1]:
+    if is_call(node, aten.mul.Tensor) and same_value(*node.args):
         return node.args[0]
     return None
 

@@ -34,6 +34,7 @@ from torch_deepinfer.inductor.matcher import (
     part,
     same,
     same_shape,
+    same_value,
     shape_of,
     uncast,
     value,
@@ -53,7 +54,7 @@ class _Rotation:
 
     def is_like(self, other: "_Rotation") -> bool:
         """Whether one call can rotate both tensors."""
-        return self.angles == other.angles and self._kind() == other._kind()
+        return self._kind() == other._kind() and all(map(same_value, self.angles, other.angles))
 
     def _kind(self) -> tuple[Any, ...]:
         x = value(self.x)

@@ -1,0 +1,143 @@
+"""Every model family: how often each pattern is found and swapped, exactly, and that the logits stay what they were.
+
+Graphs are interpreted, not lowered, so both sides use torch's own kernels for everything that is not swapped.
+"""
+
+import copy
+
+import pytest
+import torch
+from graphs import Traced, swaps, traced
+from tiny_models import FAMILIES, decode_inputs, prefill_inputs, tiny_model
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Dynamo and transformers, about themselves
+
+ALL = {"deepinfer.patterns": "all"}
+
+# Two layers. A layer adds twice to the residual stream, and the last sum meets the final norm: 4 sums before a norm.
+DENSE = {"add_rms_norm": 4, "rms_norm": 1, "rotary_embedding": 2, "silu_and_mul": 2}
+MOE = {"add_rms_norm": 4, "rms_norm": 1, "rotary_embedding": 2, "moe_router": 2, "fused_experts": 2}
+QK_NORM = {"rms_norm": 5}  # of q and of k, in each layer
+ONE_DENSE_LAYER = {"moe_router": 1, "fused_experts": 1, "silu_and_mul": 2}  # its own and the shared expert's activation
+LATENT_NORM = {"rms_norm": 5}  # of the compressed q and kv, in each layer
+
+SWAPS: dict[str, dict[str, int]] = {
+    "llama": DENSE,
+    "mistral": DENSE,
+    "phi3": DENSE,
+    "qwen3": DENSE | QK_NORM,
+    # Norms before and after each block: only those before follow a sum.
+    "gemma3_text": {"add_rms_norm": 4, "rms_norm": 9, "rotary_embedding": 2, "gelu_and_mul": 2},
+    "qwen2_moe": MOE | {"silu_and_mul": 2},
+    "qwen3_moe": MOE | QK_NORM,
+    "mixtral": MOE,
+    "olmoe": MOE | QK_NORM,
+    "deepseek_v2": MOE | LATENT_NORM | ONE_DENSE_LAYER,
+    "deepseek_v3": MOE | LATENT_NORM | ONE_DENSE_LAYER,
+    "glm4_moe": MOE | ONE_DENSE_LAYER,
+    "gpt_oss": MOE,
+    "minimax_m2": MOE | QK_NORM,
+}
+# Where an op rounds less than eager: bfloat16 weights of experts, with which eager rounds each product while the op
+# adds up in float32, and the gelu of large negative numbers.
+ROUNDS_LESS = {"qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "gemma3_text"}
+
+DTYPES = [torch.bfloat16, torch.float32]
+
+
+def inputs_of(model, phase, batch=2, length=16):
+    return prefill_inputs(batch, length) if phase == "prefill" else decode_inputs(model, batch)
+
+
+@torch.no_grad()
+def check(model, family, run: Traced, phase: str, batch: int = 2, length: int = 16) -> None:
+    """The logits of ``run`` against those of the model itself."""
+    ours = run(**inputs_of(model, phase, batch, length)).logits
+    eager = model(**inputs_of(model, phase, batch, length)).logits
+    if model.dtype == torch.float32:
+        torch.testing.assert_close(ours, eager, rtol=0, atol=1e-5)
+    elif family not in ROUNDS_LESS:
+        assert torch.equal(ours, eager)
+    else:
+        exact = copy.deepcopy(model).float()
+        truth = exact(**inputs_of(exact, phase, batch, length)).logits
+        # By token and then the median: a token whose experts are nearly tied may get others in either run.
+        error_of_ours, error_of_eager = ((logits - truth).abs().mean(-1).median() for logits in (ours, eager))
+        assert error_of_ours <= 1.25 * error_of_eager
+
+
+def assert_swapped(run: Traced, expected: dict[str, int], graphs: int = 1) -> None:
+    report = run.report
+    assert report.graphs == graphs
+    assert swaps(report) == {name: count * graphs for name, count in expected.items()}, report
+    assert not any(entry.declined or entry.missed for entry in report.patterns.values()), report
+
+
+def test_the_table_is_complete():
+    assert SWAPS.keys() == FAMILIES.keys() and len(FAMILIES) >= 14
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=["bf16", "fp32"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_counts_and_logits(family, dtype, phase):
+    model = tiny_model(family, dtype)
+    run = traced(model, ALL)
+    check(model, family, run, phase)
+    assert_swapped(run, SWAPS[family])
+
+
+SOME = ["gemma3_text", "qwen3_moe", "deepseek_v3", "gpt_oss"]
+OTHERS = [pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES if family not in SOME]
+
+
+@pytest.mark.parametrize("family", [*SOME, *OTHERS])
+def test_dynamic_shapes(family):
+    model = tiny_model(family, torch.bfloat16)
+    run = traced(model, ALL, dynamic=True)
+    check(model, family, run, "prefill")
+    check(model, family, run, "prefill", batch=3, length=11)
+    assert_swapped(run, SWAPS[family])
+
+
+@pytest.mark.parametrize("family", [*SOME, *OTHERS])
+def test_automatically_dynamic_shapes(family):
+    model = tiny_model(family, torch.bfloat16)
+    run = traced(model, ALL)
+    check(model, family, run, "prefill")
+    check(model, family, run, "prefill", length=11)  # here Dynamo learns that the length varies
+    check(model, family, run, "prefill", length=7)
+    assert_swapped(run, SWAPS[family], graphs=2)
+
+
+@pytest.mark.parametrize("family", [*SOME, *OTHERS])
+def test_batch_of_one(family):
+    model = tiny_model(family, torch.bfloat16)
+    run = traced(model, ALL)
+    check(model, family, run, "prefill", batch=1)
+    assert_swapped(run, SWAPS[family])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("dynamic", [None, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=["bf16", "fp32", "fp16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_combination(family, dtype, phase, dynamic, batch):
+    model = tiny_model(family, dtype)
+    run = traced(model, ALL, dynamic=dynamic)
+    check(model, family, run, phase, batch)
+    assert_swapped(run, SWAPS[family])
+
+
+def test_gates_by_default():
+    """Without options only what is known to win is swapped; the rest is counted and explained."""
+    model = tiny_model("qwen3_moe", torch.bfloat16)
+    run = traced(model)
+    check(model, "qwen3_moe", run, "prefill")
+    report = run.report
+    assert {name: entry.matches for name, entry in report.patterns.items()} == SWAPS["qwen3_moe"]
+    off = {name for name, entry in report.patterns.items() if not entry.swapped}
+    assert all(reason.startswith("off on cpu: ") for name in off for reason in report.patterns[name].declined)
+    assert swaps(report) == {"moe_router": 2, "fused_experts": 2}
