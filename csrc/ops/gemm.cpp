@@ -42,9 +42,11 @@ void check_bias(const char* op, const char* argument, const std::optional<Tensor
 // Bytes of an element of x in a packed row: only the AVX-512 kernel multiplies bf16 as such, all else is float32.
 int64_t packed_size(DType dtype) { return dtype == DType::bf16 && cpu::isa() == cpu::Isa::avx512 ? 2 : 4; }
 
-// So many rows that they take about half of a 1 MB L2 cache when packed.
-int64_t block_rows(int64_t depth, DType dtype) {
-  return std::clamp<int64_t>(round_up(512 * 1024 / (packed_size(dtype) * std::max<int64_t>(1, depth)), 4), 32, 256);
+// The most rows of a block: such that they take about half of a 1 MB L2 cache when packed. Weights that have to be copied
+// are copied for each block, which is worth more rows than that.
+int64_t most_block_rows(const GroupedGemmArgs& args) {
+  const int64_t row_bytes = std::max<int64_t>(1, args.depth * packed_size(args.dtype));
+  return std::clamp<int64_t>(round_up(512 * 1024 / row_bytes, 4), args.depth_stride == 1 ? 32 : 256, 256);
 }
 
 // Cuts the rows of each expert, [ends[e - 1], ends[e]), into blocks of nearly the same size.
@@ -79,24 +81,35 @@ std::optional<Tensor> with_dense_rows(const std::optional<Tensor>& t) {
   return t ? std::optional<Tensor>(deepinfer::with_dense_rows(*t)) : std::nullopt;
 }
 
+// The columns of one item of work.
+int64_t chunk_columns(const GroupedGemmArgs& args, int64_t column_bytes, int64_t most_rows, int64_t threads) {
+  int64_t tiles;
+  if (args.depth_stride == 1) {
+    // About 256 KB of weights: long enough to stream, short enough to balance.
+    tiles = std::clamp<int64_t>(256 * 1024 / column_bytes / cpu::kColumnTile, 1, 16);
+  } else {
+    // Columns are not dense, rows may be: the longer the pieces the faster they come out of memory, which is what few
+    // rows of x wait for; but four items a thread.
+    const int64_t most_tiles = most_rows <= 32 ? 80 : 16;
+    tiles = std::clamp<int64_t>(args.columns * args.block_count / (4 * threads) / cpu::kColumnTile, 16, most_tiles);
+  }
+  return std::min(tiles * cpu::kColumnTile, round_up(args.columns, cpu::kColumnTile));
+}
+
 // Runs the product over the rows that end at ends[expert]; x, weight, bias, out, sizes and gate are set already.
 void run(GroupedGemmArgs& args, const Tensor& like, const int32_t* ends, int64_t experts) {
-  const auto blocks = row_blocks(ends, experts, block_rows(args.depth, args.dtype));
+  const auto blocks = row_blocks(ends, experts, most_block_rows(args));
   if (blocks.empty() || args.columns == 0) return;
   int64_t most_rows = 0;
   for (const RowBlock& block : blocks) most_rows = std::max(most_rows, block.rows);
   args.blocks = blocks.data();
   args.block_count = int64_t(blocks.size());
 
-  // Items of about 256 KB of weights: long enough to stream, short enough to balance.
-  const int64_t halves = args.gated ? 2 : 1;
+  const int64_t threads = torch::stable::get_num_threads(), halves = args.gated ? 2 : 1;
   const int64_t column_bytes = std::max<int64_t>(1, args.depth * element_size(args.dtype) * halves);
-  args.chunk = std::clamp<int64_t>(256 * 1024 / column_bytes / cpu::kColumnTile, 1, 16) * cpu::kColumnTile;
-  if (args.depth_stride != 1) args.chunk = 16 * cpu::kColumnTile;  // long pieces of the rows that are dense instead
-  args.chunk = std::min(args.chunk, round_up(args.columns, cpu::kColumnTile));
-
+  args.chunk = chunk_columns(args, column_bytes, most_rows, threads);
   const int64_t items = args.block_count * ((args.columns + args.chunk - 1) / args.chunk);
-  const int64_t workers = std::min<int64_t>(items, torch::stable::get_num_threads());
+  const int64_t workers = std::min(items, threads);
   args.packed_bytes = most_rows * round_up(args.depth, 32) * packed_size(args.dtype);
   args.bias_bytes = round_up(args.chunk * halves * 4, 64) + kReadAhead;
   args.product_bytes = most_rows * round_up(args.chunk * halves * 4, 64) + kReadAhead;
