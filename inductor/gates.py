@@ -10,7 +10,10 @@ from collections.abc import Mapping
 
 @dataclasses.dataclass(frozen=True)
 class Gate:
-    """``gain`` is what a swap brings against stock ``torch.compile``; ``reason`` says why a pattern is off."""
+    """``gain`` is what a swap brings against stock ``torch.compile``; ``reason`` says why a pattern is off.
+
+    With ``max_rows`` a pattern is off where it is known to work on more rows; a dynamic number of rows is not known.
+    """
 
     on: bool
     gain: str = ""

@@ -16,7 +16,7 @@ from torch._dynamo.utils import counters
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 import torch_deepinfer.inductor as inductor
-from torch_deepinfer.inductor import settings
+from torch_deepinfer.inductor import gates, settings
 from torch_deepinfer.inductor.passes import Chain, SwapPass, compose
 from torch_deepinfer.inductor.rewrite import Rewrites
 
@@ -97,6 +97,20 @@ def test_disable_and_environment(monkeypatch):
     run = traced(softmax_router)
     run(logits)
     assert swaps(run.report) == {} and run.report.patterns["moe_router"].matches == 1
+
+
+def test_gates_by_device_and_rows(monkeypatch):
+    def decide():
+        run = traced(softmax_router)
+        run(torch.randn(5, 8))
+        return swaps(run.report), list(run.report.patterns["moe_router"].declined)
+
+    monkeypatch.setitem(gates.GATES, ("moe_router", "cpu"), gates.Gate(True, reason="slower", max_rows=4))
+    assert decide() == ({}, ["off on cpu for more than 4 rows: slower"])
+    monkeypatch.setitem(gates.GATES, ("moe_router", "cpu"), gates.Gate(True, "3 x", max_rows=5))
+    assert decide() == ({"moe_router": 1}, []) and gates.gain("moe_router") == "3 x on cpu"
+    monkeypatch.delitem(gates.GATES, ("moe_router", "cpu"))
+    assert decide() == ({}, ["off on cpu: not measured on cpu"])
 
 
 def test_expect_and_strict():
@@ -267,7 +281,7 @@ def test_passes_of_the_user_run_too(fresh_cache, how, stage):
 
 
 def test_one_pass_for_older_torch(monkeypatch):
-    monkeypatch.delattr("torch._inductor.custom_graph_pass.get_custom_graph_passes")
+    monkeypatch.delattr("torch._inductor.custom_graph_pass.get_custom_graph_passes", raising=False)
     ours, theirs = SwapPass(settings.Settings(), Rewrites()), Recorder()
     assert compose(ours, None) is ours
     chain = compose(ours, theirs)

@@ -141,3 +141,18 @@ def test_gates_by_default():
     off = {name for name, entry in report.patterns.items() if not entry.swapped}
     assert all(reason.startswith("off on cpu: ") for name in off for reason in report.patterns[name].declined)
     assert swaps(report) == {"moe_router": 2, "fused_experts": 2}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3", "gpt_oss"])
+@torch.no_grad()
+def test_generated_code_is_as_exact_as_stock(family):
+    """No further from the fp32 model than what torch.compile makes of the bf16 model by itself."""
+    model = tiny_model(family, torch.bfloat16)
+    truth = copy.deepcopy(model).float()(**inputs_of(model, "prefill")).logits
+    errors = {}
+    for backend in ("inductor", "deepinfer"):
+        torch._dynamo.reset()
+        logits = torch.compile(model, backend=backend)(**inputs_of(model, "prefill")).logits
+        errors[backend] = (logits - truth).abs().mean(-1).median()
+    assert errors["deepinfer"] <= 1.25 * errors["inductor"]
