@@ -176,7 +176,7 @@ def same_value(a: Any, b: Any, depth: int = 8) -> bool:
         return True
     if depth == 0 or not is_call(a, b.target if isinstance(b, Node) else None) or a.kwargs != b.kwargs:
         return False
-    if len(a.args) != len(b.args):
+    if len(a.args) != len(b.args) or torch.Tag.nondeterministic_seeded in getattr(a.target, "tags", ()):
         return False
     return all(
         same_value(x, y, depth - 1) if isinstance(x, Node) else not isinstance(y, Node) and x == y

@@ -38,9 +38,9 @@ SWAPS: dict[str, dict[str, int]] = {
     "gpt_oss": MOE,
     "minimax_m2": MOE | QK_NORM,
 }
-# Where an op rounds less than eager: bfloat16 weights of experts, with which eager rounds each product while the op
-# adds up in float32, and the gelu of large negative numbers.
-ROUNDS_LESS = {"qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "gemma3_text"}
+# Only ops that round as eager does. Grouped products add in another order; weighted sums of experts and the gelu of
+# large negative numbers round less.
+EXACT = {"llama", "mistral", "phi3", "qwen3"}
 
 DTYPES = [torch.bfloat16, torch.float32]
 
@@ -56,14 +56,18 @@ def check(model, family, run: Traced, phase: str, batch: int = 2, length: int = 
     eager = model(**inputs_of(model, phase, batch, length)).logits
     if model.dtype == torch.float32:
         torch.testing.assert_close(ours, eager, rtol=0, atol=1e-5)
-    elif family not in ROUNDS_LESS:
+    elif family in EXACT:
         assert torch.equal(ours, eager)
     else:
         exact = copy.deepcopy(model).float()
         truth = exact(**inputs_of(exact, phase, batch, length)).logits
-        # By token and then the median: a token whose experts are nearly tied may get others in either run.
-        error_of_ours, error_of_eager = ((logits - truth).abs().mean(-1).median() for logits in (ours, eager))
-        assert error_of_ours <= 1.25 * error_of_eager
+        error = typical_distance(eager, truth)
+        assert typical_distance(ours, truth) <= 1.25 * error and typical_distance(ours, eager) <= error
+
+
+def typical_distance(logits: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """By token and then the median: a token whose experts are nearly tied may get others in either run."""
+    return (logits - others).abs().mean(-1).median()
 
 
 def assert_swapped(run: Traced, expected: dict[str, int], graphs: int = 1) -> None:
@@ -154,5 +158,5 @@ def test_generated_code_is_as_exact_as_stock(family):
     for backend in ("inductor", "deepinfer"):
         torch._dynamo.reset()
         logits = torch.compile(model, backend=backend)(**inputs_of(model, "prefill")).logits
-        errors[backend] = (logits - truth).abs().mean(-1).median()
+        errors[backend] = typical_distance(logits, truth)
     assert errors["deepinfer"] <= 1.25 * errors["inductor"]

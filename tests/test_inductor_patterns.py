@@ -333,6 +333,23 @@ def test_q_and_k_with_other_angles_are_rotated_apart():
     assert found(apart, q, k, *angles(5, 16, torch.float32)) == {"rotary_embedding": 2}
 
 
+def test_angles_computed_twice_are_one():
+    def together(q, k, cos, sin):
+        return half(q, cos.split(1)[0], sin[None, 0]), half(k, cos.split(1)[0], sin[None, 0])
+
+    q, k = torch.randn(2, 5, 16), torch.randn(2, 5, 16)
+    assert found(together, q, k, *angles(5, 16, torch.float32)) == {"rotary_embedding": 1}
+
+
+def test_angles_drawn_twice_are_two():
+    def apart(q, k, cos, sin):
+        return half(q, torch.bernoulli(cos), sin), half(k, torch.bernoulli(cos), sin)
+
+    compiled = traced(apart, ALL)
+    compiled(torch.randn(2, 5, 16), torch.randn(2, 5, 16), *(table.abs() for table in angles(5, 16, torch.float32)))
+    assert swaps(compiled.report) == {"rotary_embedding": 2}
+
+
 def test_float32_tables_with_products_rounded_to_16_bits():
     def rounded(x, cos, sin):
         return (x * cos).to(x.dtype) + (turn_half(x) * sin).to(x.dtype)
