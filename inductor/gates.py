@@ -24,14 +24,14 @@ class Gate:
 ONE_KERNEL = "Inductor already makes one kernel of it"
 
 GATES: Mapping[tuple[str, str], Gate] = {
-    ("fused_experts", "cpu"): Gate(True),
-    ("moe_router", "cpu"): Gate(True),
+    ("fused_experts", "cpu"): Gate(True, gain="1.2x to 3x, alone"),
+    ("moe_router", "cpu"): Gate(True, gain="21x at 4096 tokens, alone"),
     ("add_rms_norm", "cpu"): Gate(False, reason=ONE_KERNEL),
     ("rms_norm", "cpu"): Gate(False, reason=ONE_KERNEL),
     ("rotary_embedding", "cpu"): Gate(False, reason="no gain measured over Inductor's two kernels"),
     ("silu_and_mul", "cpu"): Gate(False, reason=ONE_KERNEL),
     ("gelu_and_mul", "cpu"): Gate(False, reason=ONE_KERNEL),
-    ("moe_router", "cuda"): Gate(True),
+    ("moe_router", "cuda"): Gate(True, gain="4x to 39x, alone"),
     ("add_rms_norm", "cuda"): Gate(False, reason=ONE_KERNEL),
     ("rms_norm", "cuda"): Gate(False, reason=ONE_KERNEL),
 }

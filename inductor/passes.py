@@ -12,6 +12,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph
 
 import torch_deepinfer
+from torch_deepinfer import jit
 from torch_deepinfer.inductor.report import to_counter
 from torch_deepinfer.inductor.rewrite import Rewrites, rewrite
 from torch_deepinfer.inductor.settings import Settings
@@ -93,4 +94,4 @@ def _code_digest() -> str:
 @functools.cache
 def _machine() -> str:
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    return f"{torch.backends.cpu.get_cpu_capability()}-{gpu}"
+    return f"{torch.backends.cpu.get_cpu_capability()}-{gpu}-{jit.available()}"

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from torch_deepinfer import jit
 from torch_deepinfer.inductor import gates
 from torch_deepinfer.inductor.patterns import FAMILIES, NAMES, PATTERNS
 
@@ -30,6 +31,8 @@ class Settings:
         """Why ``pattern`` is not to be swapped on this device for this many (perhaps symbolic) rows; None if it is."""
         if pattern in self.disable:
             return "disabled by the user"
+        if device_type == "cuda" and not jit.available():
+            return "no compiler for CUDA kernels here: see `deepinfer doctor`"
         if self.patterns is not None:
             return None if pattern in self.patterns else "not among the chosen patterns"
         gate = gates.gate(pattern, device_type)

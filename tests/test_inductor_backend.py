@@ -108,7 +108,7 @@ def test_gates_by_device_and_rows(monkeypatch):
     monkeypatch.setitem(gates.GATES, ("moe_router", "cpu"), gates.Gate(True, reason="slower", max_rows=4))
     assert decide() == ({}, ["off on cpu for more than 4 rows: slower"])
     monkeypatch.setitem(gates.GATES, ("moe_router", "cpu"), gates.Gate(True, "3 x", max_rows=5))
-    assert decide() == ({"moe_router": 1}, []) and gates.gain("moe_router") == "3 x on cpu"
+    assert decide() == ({"moe_router": 1}, []) and "3 x on cpu" in gates.gain("moe_router")
     monkeypatch.delitem(gates.GATES, ("moe_router", "cpu"))
     assert decide() == ({}, ["off on cpu: not measured on cpu"])
 

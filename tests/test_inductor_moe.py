@@ -15,6 +15,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
+from torch_deepinfer import jit
 from torch_deepinfer.inductor import settings
 from torch_deepinfer.inductor.rewrite import rewrite
 
@@ -449,11 +450,16 @@ def traced_for_cuda(function, *arguments):
     return rewrite(module.graph, settings.parse({"deepinfer.patterns": "all"}, {})[0])
 
 
-def test_router_on_cuda():
+def test_router_on_cuda(monkeypatch):
+    assert traced_for_cuda(lambda x: limited(x, torch.zeros_like(x[0])), logits_of()).swapped["moe_router"] == int(
+        jit.available()
+    )
+    monkeypatch.setattr(jit, "available", lambda: True)
     done = traced_for_cuda(lambda x: limited(x, torch.zeros_like(x[0])), logits_of())
     assert done.swapped == {"moe_router": 1}
 
 
-def test_experts_on_cuda():
+def test_experts_on_cuda(monkeypatch):
+    monkeypatch.setattr(jit, "available", lambda: True)
     done = traced_for_cuda(lambda *arguments: experts(*arguments), *expert_inputs(torch.bfloat16))
     assert done.swapped["fused_experts"] + done.declined["fused_experts", "the op has no cuda kernel"] == 1
