@@ -24,6 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import device_times
 import torch
 
 RESULTS = Path(__file__).parent / "results"
@@ -58,23 +59,28 @@ def ratio(slow: Timing, fast: Timing) -> float:
 
 
 def compare(functions: dict[str, Function], rounds: int = 15, device: str = "cpu") -> dict[str, Timing]:
-    """Times the functions in turns, after a warm-up that also compiles; a sample lasts a few milliseconds at least."""
-    sample = _sample_cuda if device == "cuda" else _sample_cpu
+    """Times the functions in turns, after a warm-up that also compiles."""
     with torch.no_grad():
-        calls = {name: _calls_per_sample(f, sample) for name, f in functions.items()}
-        samples: dict[str, list[float]] = {name: [] for name in functions}
+        take = device_times.sampler(functions) if device == "cuda" else _cpu_sampler(functions)
         names = list(functions)
-        for i in range(rounds):
-            first = i % len(names)
-            for name in names[first:] + names[:first]:
-                samples[name].append(sample(functions[name], calls[name]))
+        turns = [names[i % len(names) :] + names[: i % len(names)] for i in range(rounds)]
+        taken = take([name for turn in turns for name in turn])
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    for name, sample in zip((name for turn in turns for name in turn), taken, strict=True):
+        samples[name].append(sample)
     return {name: Timing(s) for name, s in samples.items()}
 
 
-def _calls_per_sample(function: Function, sample: Callable[[Function, int], float], seconds: float = 4e-3) -> int:
+def _cpu_sampler(functions: dict[str, Function]) -> Callable[[list[str]], list[float]]:
+    """A sample lasts a few milliseconds at least."""
+    calls = {name: _calls_per_sample(f) for name, f in functions.items()}
+    return lambda names: [_sample_cpu(functions[name], calls[name]) for name in names]
+
+
+def _calls_per_sample(function: Function, seconds: float = 4e-3) -> int:
     for _ in range(3):
         function()
-    return max(1, min(1000, int(seconds / sample(function, 2))))
+    return max(1, min(1000, int(seconds / _sample_cpu(function, 2))))
 
 
 def _sample_cpu(function: Function, calls: int) -> float:
@@ -86,33 +92,12 @@ def _sample_cpu(function: Function, calls: int) -> float:
     return (clock() - start) / calls
 
 
-def _sample_cuda(function: Function, calls: int) -> float:
-    """Device time of a call with a cold L2 cache; the flush in front also hides the launch."""
-    events = []
-    for _ in range(calls):
-        _l2_flush().zero_()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        function()
-        end.record()
-        events.append((start, end))
-    torch.cuda.synchronize()
-    return statistics.median(start.elapsed_time(end) for start, end in events) * 1e-3
-
-
-@cache
-def _l2_flush() -> torch.Tensor:
-    size = torch.cuda.get_device_properties(0).L2_cache_size
-    return torch.empty(4 * max(size, 1 << 24), dtype=torch.uint8, device="cuda")
-
-
 @cache
 def bandwidth(device: str = "cpu") -> float:
     """Bytes a second of a large copy, read plus written: the best of ten."""
     a = torch.ones(1 << (28 if device == "cuda" else 26), dtype=torch.float32, device=device)
     b = torch.empty_like(a)
-    sample = _sample_cuda if device == "cuda" else _sample_cpu
-    return 2 * a.nbytes / min(sample(lambda: b.copy_(a), 1) for _ in range(10))
+    return 2 * a.nbytes / compare({"copy": lambda: b.copy_(a)}, 10, device)["copy"].minimum
 
 
 def floor_seconds(bytes_moved: int, device: str = "cpu") -> float:
