@@ -44,6 +44,10 @@ def _unpermute() -> Sample:
     return (torch.randn(3, 8), slots, torch.rand(2, 2)), {}
 
 
+def _with_scales() -> Sample:
+    return (torch.randn(4, 64).bfloat16(), torch.rand(4, 2) + 0.5, [1, 32]), {"dtype": torch.int8}
+
+
 def _dequantize() -> Sample:
     return (torch.randn(4, 64).to(torch.float8_e4m3fn), torch.rand(4, 2), [1, 32]), {}
 
@@ -63,6 +67,10 @@ SAMPLES: dict[str, Callable[[], Sample]] = {
     "fused_experts": _fused_experts,
     "quantize_per_token_group": lambda: ((torch.randn(4, 64).bfloat16(), 32), {}),
     "quantize_per_block": lambda: ((torch.randn(8, 64).bfloat16(), [4, 32]), {}),
+    "quantize_per_token": lambda: ((torch.randn(4, 64).bfloat16(),), {"dtype": torch.int8}),
+    "quantize_per_channel": lambda: ((torch.randn(8, 64).bfloat16(), 4), {}),
+    "quantization_scales": lambda: ((torch.randn(8, 64).bfloat16(), [4, 32]), {"scale_dtype": torch.int32}),
+    "quantize_with_scales": _with_scales,
     "dequantize": _dequantize,
 }
 

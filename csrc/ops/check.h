@@ -46,6 +46,7 @@ inline const char* name_of(ScalarType type) {
     case ScalarType::Bool: return "bool";
     case ScalarType::Float8_e4m3fn: return "float8_e4m3fn";
     case ScalarType::Float8_e8m0fnu: return "float8_e8m0fnu";
+    case ScalarType::Float4_e2m1fn_x2: return "float4_e2m1fn_x2";
     default: return "an unsupported dtype";
   }
 }

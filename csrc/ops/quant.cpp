@@ -1,98 +1,23 @@
-// quantize_per_token_group, quantize_per_block and dequantize: schemas, argument checks, outputs.
+// The quantisation ops: schemas, argument checks, outputs. Only the launch depends on the device.
 
-#include "../cpu/quant.h"
+#include "quant.h"
 
-#include "../cpu/pages.h"
+#include <algorithm>
+
 #include "../cpu/parallel.h"
-#include "check.h"
+#include "../cpu/quant.h"
+#include "../cuda/quant.h"
+#include "quant_format.h"
 #include "rows.h"
 
 namespace deepinfer {
 
 namespace {
 
-Code code_of(const char* op, const char* argument, ScalarType type) {
-  if (type == ScalarType::Float8_e4m3fn) return Code::e4m3;
-  if (type == ScalarType::Char) return Code::int8;
-  fail(op, ": ", argument, " must be float8_e4m3fn or int8, got ", name_of(type));
-}
-
-bool is_e8m0(const char* op, const char* argument, ScalarType type) {
-  if (type == ScalarType::Float8_e8m0fnu) return true;
-  DI_CHECK(type == ScalarType::Float, op, ": ", argument, " must be float32 or float8_e8m0fnu, got ", name_of(type));
-  return false;
-}
-
 std::string text_of(const std::vector<int64_t>& sizes) {
   std::string text;
   for (int64_t n : sizes) text += (text.empty() ? "" : ", ") + std::to_string(n);
   return "[" + text + "]";
-}
-
-int64_t block_extent(int64_t wanted, int64_t size) { return wanted < 0 || wanted > size ? size : wanted; }
-int64_t blocks_in(int64_t size, int64_t block) { return size == 0 ? 0 : (size - 1) / block + 1; }
-
-// Describes t, cut into blocks of [down, across] where -1 is the whole extent. A vector is a matrix of one row.
-Blocks blocks_of(const char* op, const Tensor& t, int64_t down, int64_t across) {
-  Blocks b{};
-  const int64_t last = t.dim() - 1;
-  b.matrices = rows_of(op, t, 2);
-  b.rows = last > 0 ? t.size(last - 1) : 1;
-  b.row_stride = last > 0 ? t.stride(last - 1) : 0;
-  b.columns = t.size(last);
-  b.block_rows = block_extent(down, b.rows);
-  b.block_columns = block_extent(across, b.columns);
-  b.down = blocks_in(b.rows, b.block_rows);
-  b.across = blocks_in(b.columns, b.block_columns);
-  b.strip = std::clamp<int64_t>(1024 / std::max<int64_t>(b.block_columns, 1), 1, Blocks::kMaxStrip);
-  b.strips = blocks_in(b.across, b.strip);
-  return b;
-}
-
-template <typename Args>
-void launch(void (*kernel)(const Args&, int64_t, int64_t), const Args& args, Tensor& out) {
-  const Blocks& b = args.blocks;
-  const int64_t elements = b.matrices.count * b.rows * b.columns;
-  cpu::prefer_huge_pages(out.mutable_data_ptr(), elements * int64_t(out.element_size()));
-  cpu::parallel(kernel, args, b.matrices.count * b.down * b.strips, b.strip * b.block_rows * b.block_columns * 4);
-}
-
-std::vector<int64_t> scale_sizes(const Tensor& t, const Blocks& b) {
-  std::vector<int64_t> sizes = sizes_of(t);
-  sizes.back() = b.across;
-  if (t.dim() > 1) sizes[t.dim() - 2] = b.down;
-  return sizes;
-}
-
-std::tuple<Tensor, Tensor> quantize(const char* op, const Tensor& x, int64_t down, int64_t across,
-                                    std::optional<ScalarType> dtype, bool round_scale,
-                                    std::optional<ScalarType> scale_dtype) {
-  QuantizeArgs args{};
-  args.dtype = float_dtype(op, "x", x);
-  const ScalarType code = dtype.value_or(ScalarType::Float8_e4m3fn);
-  const ScalarType scale = scale_dtype.value_or(ScalarType::Float);
-  args.code = code_of(op, "dtype", code);
-  args.scale_is_e8m0 = is_e8m0(op, "scale_dtype", scale);
-  args.power_of_two = round_scale || args.scale_is_e8m0;
-  const Tensor dense = with_dense_rows(x);
-  args.x = dense.const_data_ptr();
-  args.blocks = blocks_of(op, dense, down, across);
-  Tensor codes = new_tensor(x, sizes_of(x), code);
-  Tensor scales = new_tensor(x, scale_sizes(x, args.blocks), scale);
-  args.codes = codes.mutable_data_ptr();
-  args.scales = scales.mutable_data_ptr();
-  launch(cpu::quantize, args, codes);
-  return {codes, scales};
-}
-
-std::tuple<Tensor, Tensor> quantize_per_token_group(const Tensor& x, int64_t group_size,
-                                                    std::optional<ScalarType> dtype, bool round_scale,
-                                                    std::optional<ScalarType> scale_dtype) {
-  const char* op = "quantize_per_token_group";
-  DI_CHECK(x.dim() >= 1, op, ": x must have at least one dimension");
-  DI_CHECK(group_size > 0 || group_size == -1, op, ": group_size must be positive, or -1 for the whole row, got ",
-           group_size);
-  return quantize(op, x, 1, group_size, dtype, round_scale, scale_dtype);
 }
 
 void check_block_size(const char* op, const std::vector<int64_t>& size) {
@@ -101,13 +26,184 @@ void check_block_size(const char* op, const std::vector<int64_t>& size) {
   DI_CHECK(valid, op, ": block_size must be two numbers, positive or -1 for the whole dimension, got ", text_of(size));
 }
 
+// The elements of a tensor of shape `sizes` in blocks of [down, across], where -1 is the whole extent.
+struct Cut {
+  std::vector<int64_t> sizes;
+  int64_t rows, columns;
+  int64_t block_rows, block_columns;
+  int64_t down, across;
+
+  Cut(std::vector<int64_t> shape, int64_t wanted_rows, int64_t wanted_columns) : sizes(std::move(shape)) {
+    rows = sizes.size() > 1 ? sizes[sizes.size() - 2] : 1;
+    columns = sizes.back();
+    block_rows = block_extent(wanted_rows, rows);
+    block_columns = block_extent(wanted_columns, columns);
+    down = blocks_in(rows, block_rows);
+    across = blocks_in(columns, block_columns);
+  }
+};
+
+// Describes `t`, whose last dimension is dense: the strided side of a kernel.
+Blocks blocks_of(const char* op, const Tensor& t, const Cut& cut) {
+  Blocks b{};
+  const int64_t last = t.dim() - 1;
+  const bool row_by_row = cut.block_rows == 1;
+  b.matrices = rows_of(op, t, row_by_row ? 1 : 2);
+  b.rows = row_by_row ? 1 : cut.rows;
+  b.row_stride = row_by_row || last == 0 ? 0 : t.stride(last - 1);
+  b.columns = cut.columns;
+  b.block_rows = cut.block_rows;
+  b.block_columns = cut.block_columns;
+  b.down = row_by_row ? 1 : cut.down;
+  b.across = cut.across;
+  b.strip = b.block_columns == 1 ? int64_t(Blocks::kColumnStrip)
+                                 : std::clamp<int64_t>(1024 / std::max<int64_t>(b.block_columns, 1), 1, Blocks::kMaxStrip);
+  b.strips = blocks_in(b.across, b.strip);
+  return b;
+}
+
+template <typename Args>
+void launch_on_cpu(void (*kernel)(const Args&, int64_t, int64_t), const Args& args) {
+  const Blocks& b = args.blocks;
+  cpu::parallel(kernel, args, b.matrices.count * b.down * b.strips, b.strip * b.block_rows * b.block_columns * 4);
+}
+
+void launch(const QuantizeArgs& args, const Tensor& x) {
+  if (x.is_cuda()) return cuda::quantize(args, x.get_device_index());
+  launch_on_cpu(cpu::quantize, args);
+}
+
+QuantizeArgs quantize_args(const char* op, const Tensor& x, const Cut& cut, Code code) {
+  QuantizeArgs args{};
+  args.dtype = float_dtype(op, "x", x);
+  args.x = x.const_data_ptr();
+  args.blocks = blocks_of(op, x, cut);
+  args.code = code;
+  return args;
+}
+
+std::tuple<Tensor, Tensor> quantize(const char* op, const Tensor& x, const Cut& cut, const QuantFormat& format) {
+  const Tensor dense = with_dense_rows(x);
+  QuantizeArgs args = quantize_args(op, dense, cut, format.code);
+  Tensor codes = new_codes(x, cut.sizes, format);
+  Tensor scales = new_scales(x, cut.sizes, cut.down, cut.across, format, args.scales);
+  args.codes = codes.mutable_data_ptr();
+  launch(args, x);
+  return {codes, scales};
+}
+
+std::tuple<Tensor, Tensor> quantize_per_token_group(const Tensor& x, int64_t group_size,
+                                                    std::optional<ScalarType> dtype, bool round_scale,
+                                                    std::optional<ScalarType> scale_dtype, std::string scale_layout) {
+  const char* op = "quantize_per_token_group";
+  DI_CHECK(x.dim() >= 1, op, ": x must have at least one dimension");
+  DI_CHECK(group_size > 0 || group_size == -1, op, ": group_size must be positive, or -1 for the whole row, got ",
+           group_size);
+  float_dtype(op, "x", x);
+  const QuantFormat format = quant_format(op, dtype, round_scale, scale_dtype, scale_layout);
+  const Cut cut(sizes_of(x), 1, group_size);
+  check_pairs(op, format.code, "group_size", group_size, cut.columns);
+  return quantize(op, x, cut, format);
+}
+
+std::tuple<Tensor, Tensor> quantize_per_token(const Tensor& x, std::optional<ScalarType> dtype, bool round_scale,
+                                              std::optional<ScalarType> scale_dtype, std::string scale_layout) {
+  const char* op = "quantize_per_token";
+  DI_CHECK(x.dim() >= 1, op, ": x must have at least one dimension");
+  DI_CHECK(x.size(x.dim() - 1) > 0, op, ": the last dimension of x must not be empty");
+  float_dtype(op, "x", x);
+  const QuantFormat format = quant_format(op, dtype, round_scale, scale_dtype, scale_layout);
+  const Cut cut(sizes_of(x), 1, -1);
+  check_pairs(op, format.code, "group_size", -1, cut.columns);
+  return quantize(op, x, cut, format);
+}
+
 std::tuple<Tensor, Tensor> quantize_per_block(const Tensor& x, std::vector<int64_t> block_size,
                                               std::optional<ScalarType> dtype, bool round_scale,
-                                              std::optional<ScalarType> scale_dtype) {
+                                              std::optional<ScalarType> scale_dtype, std::string scale_layout) {
   const char* op = "quantize_per_block";
   DI_CHECK(x.dim() >= 2, op, ": x must have at least two dimensions");
   check_block_size(op, block_size);
-  return quantize(op, x, block_size[0], block_size[1], dtype, round_scale, scale_dtype);
+  float_dtype(op, "x", x);
+  const QuantFormat format = quant_format(op, dtype, round_scale, scale_dtype, scale_layout);
+  const Cut cut(sizes_of(x), block_size[0], block_size[1]);
+  check_pairs(op, format.code, "block_size[1]", block_size[1], cut.columns);
+  return quantize(op, x, cut, format);
+}
+
+std::tuple<Tensor, Tensor> quantize_per_channel(const Tensor& x, int64_t block_rows, std::optional<ScalarType> dtype,
+                                                bool round_scale, std::optional<ScalarType> scale_dtype,
+                                                std::string scale_layout) {
+  const char* op = "quantize_per_channel";
+  DI_CHECK(x.dim() >= 2, op, ": x must have at least two dimensions");
+  DI_CHECK(block_rows > 0 || block_rows == -1, op, ": block_rows must be positive, or -1 for all rows, got ",
+           block_rows);
+  float_dtype(op, "x", x);
+  const QuantFormat format = quant_format(op, dtype, round_scale, scale_dtype, scale_layout);
+  const Cut cut(sizes_of(x), block_rows, 1);
+  check_pairs(op, format.code, "block_size[1]", 1, cut.columns);
+  return quantize(op, x, cut, format);
+}
+
+Tensor quantization_scales(const Tensor& x, std::vector<int64_t> block_size, std::optional<ScalarType> dtype,
+                           bool round_scale, std::optional<ScalarType> scale_dtype, std::string scale_layout) {
+  const char* op = "quantization_scales";
+  DI_CHECK(x.dim() >= 1, op, ": x must have at least one dimension");
+  check_block_size(op, block_size);
+  float_dtype(op, "x", x);
+  const QuantFormat format = quant_format(op, dtype, round_scale, scale_dtype, scale_layout);
+  const Cut cut(sizes_of(x), block_size[0], block_size[1]);
+  check_pairs(op, format.code, "block_size[1]", block_size[1], cut.columns);
+  const Tensor dense = with_dense_rows(x);
+  QuantizeArgs args = quantize_args(op, dense, cut, format.code);
+  Tensor scales = new_scales(x, cut.sizes, cut.down, cut.across, format, args.scales);
+  launch(args, x);
+  return scales;
+}
+
+// Where given scales lie. `held` keeps a copy alive if no single stride leads through their leading dimensions.
+Scales given_scales(const char* op, const Tensor& scales, const Cut& cut, const Tensor& like, Tensor& held) {
+  const ScaleType type = scale_type_of(op, "scales", scales.scalar_type());
+  check_same_device(op, "scales", scales, like);
+  const std::vector<int64_t> expected = scale_sizes(cut.sizes, cut.down, cut.across, type);
+  DI_CHECK(sizes_of(scales) == expected, op, ": scales must have shape ", text_of(expected), ", got ",
+           shape_of(scales));
+  held = scales.dim() > Rows::kMaxDims ? torch::stable::contiguous(scales) : scales;
+  Rows leading = rows_of(op, held, 2);
+  if (leading.dims > 1) {
+    held = torch::stable::contiguous(held);
+    leading = rows_of(op, held, 2);
+  }
+  const int64_t last = held.dim() - 1;
+  Scales result{};
+  result.data = const_cast<void*>(held.const_data_ptr());
+  result.rows = leading.count == 1 ? std::max<int64_t>(cut.down, 1) : cut.down;
+  result.matrix = leading.dims ? leading.strides[0] : 0;
+  result.row = last > 0 ? held.stride(last - 1) : 0;
+  result.column = held.stride(last);
+  result.across = cut.across;
+  result.type = type;
+  return result;
+}
+
+Tensor quantize_with_scales(const Tensor& x, const Tensor& scales, std::vector<int64_t> block_size,
+                            std::optional<ScalarType> dtype) {
+  const char* op = "quantize_with_scales";
+  DI_CHECK(x.dim() >= 1, op, ": x must have at least one dimension");
+  float_dtype(op, "x", x);
+  const QuantFormat format = quant_format(op, dtype, false, std::nullopt, "row");
+  check_block_size(op, block_size);
+  const Cut cut(sizes_of(x), block_size[0], block_size[1]);
+  check_pairs(op, format.code, "block_size[1]", block_size[1], cut.columns);
+  const Tensor dense = with_dense_rows(x);
+  QuantizeArgs args = quantize_args(op, dense, cut, format.code);
+  Tensor held = scales;
+  args.scales = given_scales(op, scales, cut, x, held);
+  args.given = true;
+  Tensor codes = new_codes(x, cut.sizes, format);
+  args.codes = codes.mutable_data_ptr();
+  launch(args, x);
+  return codes;
 }
 
 Tensor dequantize(const Tensor& q, const Tensor& scales, std::vector<int64_t> block_size,
@@ -116,21 +212,25 @@ Tensor dequantize(const Tensor& q, const Tensor& scales, std::vector<int64_t> bl
   DequantizeArgs args{};
   DI_CHECK(q.dim() >= 1, op, ": q must have at least one dimension");
   args.code = code_of(op, "q", q.scalar_type());
-  args.scale_is_e8m0 = is_e8m0(op, "scales", scales.scalar_type());
+  scale_type_of(op, "scales", scales.scalar_type());
   check_block_size(op, block_size);
-  check_same_device(op, "scales", scales, q);
+  std::vector<int64_t> sizes = sizes_of(q);
+  if (args.code == Code::e2m1) sizes.back() *= 2;
+  const Cut cut(sizes, block_size[0], block_size[1]);
+  check_pairs(op, args.code, "block_size[1]", block_size[1], cut.columns);
   const Tensor dense = with_dense_rows(q);
   args.codes = dense.const_data_ptr();
-  args.blocks = blocks_of(op, dense, block_size[0], block_size[1]);
-  const std::vector<int64_t> expected = scale_sizes(q, args.blocks);
-  DI_CHECK(sizes_of(scales) == expected, op, ": scales must have shape ", text_of(expected), ", got ",
-           shape_of(scales));
-  Tensor out = new_tensor(q, sizes_of(q), dtype.value_or(ScalarType::BFloat16));
+  args.blocks = blocks_of(op, dense, cut);
+  Tensor held = scales;
+  args.scales = given_scales(op, scales, cut, q, held);
+  Tensor out = new_tensor(q, sizes, dtype.value_or(ScalarType::BFloat16));
   args.dtype = float_dtype(op, "dtype", out);
   args.out = out.mutable_data_ptr();
-  const Tensor dense_scales = torch::stable::contiguous(scales);
-  args.scales = dense_scales.const_data_ptr();
-  launch(cpu::dequantize, args, out);
+  if (q.is_cuda()) {
+    cuda::dequantize(args, q.get_device_index());
+  } else {
+    launch_on_cpu(cpu::dequantize, args);
+  }
   return out;
 }
 
@@ -139,17 +239,34 @@ Tensor dequantize(const Tensor& q, const Tensor& scales, std::vector<int64_t> bl
 STABLE_TORCH_LIBRARY_FRAGMENT(deepinfer, m) {
   m.def(
       "quantize_per_token_group(Tensor x, int group_size=128, *, ScalarType? dtype=None, bool round_scale=False,"
-      " ScalarType? scale_dtype=None) -> (Tensor, Tensor)");
+      " ScalarType? scale_dtype=None, str scale_layout=\"row\") -> (Tensor, Tensor)");
+  m.def(
+      "quantize_per_token(Tensor x, *, ScalarType? dtype=None, bool round_scale=False, ScalarType? scale_dtype=None,"
+      " str scale_layout=\"row\") -> (Tensor, Tensor)");
   m.def(
       "quantize_per_block(Tensor x, int[] block_size=[128, 128], *, ScalarType? dtype=None, bool round_scale=False,"
-      " ScalarType? scale_dtype=None) -> (Tensor, Tensor)");
+      " ScalarType? scale_dtype=None, str scale_layout=\"row\") -> (Tensor, Tensor)");
+  m.def(
+      "quantize_per_channel(Tensor x, int block_rows=128, *, ScalarType? dtype=None, bool round_scale=False,"
+      " ScalarType? scale_dtype=None, str scale_layout=\"row\") -> (Tensor, Tensor)");
+  m.def(
+      "quantization_scales(Tensor x, int[] block_size, *, ScalarType? dtype=None, bool round_scale=False,"
+      " ScalarType? scale_dtype=None, str scale_layout=\"row\") -> Tensor");
+  m.def("quantize_with_scales(Tensor x, Tensor scales, int[] block_size, *, ScalarType? dtype=None) -> Tensor");
   m.def("dequantize(Tensor q, Tensor scales, int[] block_size, ScalarType? dtype=None) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(deepinfer, CPU, m) {
+static void implement(auto& m) {
   m.impl("quantize_per_token_group", TORCH_BOX(&quantize_per_token_group));
+  m.impl("quantize_per_token", TORCH_BOX(&quantize_per_token));
   m.impl("quantize_per_block", TORCH_BOX(&quantize_per_block));
+  m.impl("quantize_per_channel", TORCH_BOX(&quantize_per_channel));
+  m.impl("quantization_scales", TORCH_BOX(&quantization_scales));
+  m.impl("quantize_with_scales", TORCH_BOX(&quantize_with_scales));
   m.impl("dequantize", TORCH_BOX(&dequantize));
 }
+
+STABLE_TORCH_LIBRARY_IMPL(deepinfer, CPU, m) { implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(deepinfer, CUDA, m) { implement(m); }
 
 }  // namespace deepinfer

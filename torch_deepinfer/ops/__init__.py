@@ -10,7 +10,15 @@ from torch_deepinfer.ops.activation import gelu_and_mul, silu_and_mul
 from torch_deepinfer.ops.gemm import fused_experts, grouped_mm
 from torch_deepinfer.ops.moe import moe_expert_map, moe_permute, moe_router, moe_unpermute
 from torch_deepinfer.ops.norm import add_rms_norm, rms_norm
-from torch_deepinfer.ops.quant import dequantize, quantize_per_block, quantize_per_token_group
+from torch_deepinfer.ops.quant import (
+    dequantize,
+    quantization_scales,
+    quantize_per_block,
+    quantize_per_channel,
+    quantize_per_token,
+    quantize_per_token_group,
+    quantize_with_scales,
+)
 from torch_deepinfer.ops.rope import rotary_embedding, rotary_embedding_
 
 __all__ = [
@@ -23,8 +31,12 @@ __all__ = [
     "moe_permute",
     "moe_router",
     "moe_unpermute",
+    "quantization_scales",
     "quantize_per_block",
+    "quantize_per_channel",
+    "quantize_per_token",
     "quantize_per_token_group",
+    "quantize_with_scales",
     "rms_norm",
     "rotary_embedding",
     "rotary_embedding_",

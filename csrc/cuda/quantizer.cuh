@@ -1,0 +1,309 @@
+// From values to codes and scales, for every kernel that quantises: the largest magnitude of a group, its scale, the
+// conversions and the places of codes and scales. Bit for bit what csrc/cpu/quantizer.h computes.
+//
+// A kernel that makes rows calls quantize_group with the values that neighbouring threads hold of a group.
+#pragma once
+
+#include "../ops/quant.h"
+#include "device.cuh"
+
+namespace deepinfer {
+
+// ---- largest magnitudes; NaN is the largest ----
+
+DEVICE float max_or_nan(float a, float b) {
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
+template <int n>
+DEVICE float largest_magnitude(const float (&x)[n]) {
+  float largest = 0.f;
+#pragma unroll
+  for (int i = 0; i < n; ++i) largest = max_or_nan(largest, fabsf(x[i]));
+  return largest;
+}
+
+// The same, before the conversion to float: of the 16-bit types two elements at a time, as integers, whose order is that
+// of the magnitudes with infinity and then NaN at the top.
+DEVICE uint32_t max_of_halves(uint32_t a, uint32_t b) {
+  uint32_t y;
+#if __CUDA_ARCH__ >= 900
+  asm("max.u16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+#else
+  const uint32_t high = (a > b ? a : b) & 0xffff0000u;
+  const uint32_t low = (a & 0xffffu) > (b & 0xffffu) ? a & 0xffffu : b & 0xffffu;
+  y = high | low;
+#endif
+  return y;
+}
+
+template <typename T, int n>
+DEVICE float largest_magnitude(const Vec<T, n>& v) {
+  if constexpr (sizeof(T) == 2 && n % 2 == 0) {
+    const auto* pairs = reinterpret_cast<const uint32_t*>(&v);
+    uint32_t largest = 0;
+#pragma unroll
+    for (int i = 0; i < n / 2; ++i) largest = max_of_halves(largest, pairs[i] & 0x7fff7fffu);
+    largest = max_of_halves(largest, largest >> 16) & 0xffffu;
+    T value;
+    value.bits = uint16_t(largest);
+    return to_float(value);
+  } else {
+    float largest = 0.f;
+#pragma unroll
+    for (int i = 0; i < n; ++i) largest = max_or_nan(largest, fabsf(to_float(v.at[i])));
+    return largest;
+  }
+}
+
+// Over groups of `lanes` neighbouring threads, in every one of them; the rules are those of sum_over.
+template <int lanes>
+DEVICE float max_over(float x, float* scratch) {
+  constexpr int width = lanes < 32 ? lanes : 32;
+#pragma unroll
+  for (int step = width / 2; step > 0; step /= 2) x = max_or_nan(x, __shfl_xor_sync(0xffffffff, x, step, 32));
+  if constexpr (lanes > 32) {
+    constexpr int warps = lanes / 32;
+    static_assert(lanes % 32 == 0 && warps <= 32);
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = threadIdx.x % 32 < warps ? scratch[threadIdx.x % 32] : 0.f;
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) x = max_or_nan(x, __shfl_xor_sync(0xffffffff, x, step, 32));
+  }
+  return x;
+}
+
+// ---- scales ----
+
+template <Code code> struct CodeFacts;
+template <> struct CodeFacts<Code::e4m3> {
+  static constexpr float largest = 448.f, amax_floor = 1e-4f;
+  static constexpr uint32_t nan = 0x7f7f7f7f;
+};
+template <> struct CodeFacts<Code::int8> {
+  static constexpr float largest = 127.f, amax_floor = 1e-10f;
+  static constexpr uint32_t nan = 0;  // the scale alone carries the NaN
+};
+template <> struct CodeFacts<Code::e2m1> {
+  static constexpr float largest = 6.f, amax_floor = 6 * 0x1p-126f;
+  static constexpr uint32_t nan = 0;
+};
+
+struct GroupScale {
+  float stored;  // turns codes into values; NaN if the group holds NaN or infinity
+  float factor;  // turns values into codes; not the reciprocal of a scale that is no power of two
+};
+
+template <Code code, ScaleType type>
+DEVICE GroupScale scale_of(float amax) {
+  if (!(amax < __uint_as_float(0x7f800000))) return {__uint_as_float(0x7fffffff), 0.f};
+  amax = fmaxf(amax, CodeFacts<code>::amax_floor);
+  const float scale = amax / CodeFacts<code>::largest;
+  if constexpr (type == ScaleType::f32) return {scale, CodeFacts<code>::largest / amax};
+  // The next power of two: any mantissa bit carries into the exponent. The floor and the range of float keep the
+  // exponents of both it and its reciprocal normal.
+  const uint32_t exponent = (__float_as_uint(scale) + 0x7fffffu) >> 23;
+  return {__uint_as_float(exponent << 23), __uint_as_float((254 - exponent) << 23)};
+}
+
+// Where the scales of a band begin; as the address of a byte for `packed`.
+template <ScaleType type>
+DEVICE int64_t band_offset(const Scales& scales, int64_t band) {
+  const int64_t offset = band < scales.rows ? band * scales.row
+                                            : band / scales.rows * scales.matrix + band % scales.rows * scales.row;
+  return type == ScaleType::packed ? 4 * offset : offset;
+}
+
+template <ScaleType type>
+DEVICE int64_t scale_offset(const Scales& scales, int64_t column) {
+  return type == ScaleType::packed ? column / 4 * scales.column * 4 + column % 4 : column * scales.column;
+}
+
+// `at` is band_offset. Each exponent of a word is stored by the thread that has it: a word may belong to several blocks.
+template <ScaleType type>
+DEVICE void store_scale(const Scales& scales, int64_t at, int64_t column, float stored) {
+  const int64_t i = at + scale_offset<type>(scales, column);
+  if constexpr (type == ScaleType::f32 || type == ScaleType::power) {
+    static_cast<float*>(scales.data)[i] = stored;
+  } else {
+    auto* bytes = static_cast<uint8_t*>(scales.data) + i;
+    *bytes = uint8_t(__float_as_uint(stored) >> 23);  // NaN: 0xff
+    if constexpr (type == ScaleType::packed)
+      if (column + 1 == scales.across)
+        for (int left = 1; left < 4 - column % 4; ++left) bytes[left] = 0;
+  }
+}
+
+template <ScaleType type>
+DEVICE float load_scale(const Scales& scales, int64_t at, int64_t column) {
+  const int64_t i = at + scale_offset<type>(scales, column);
+  if constexpr (type == ScaleType::f32 || type == ScaleType::power) {
+    return load_access<Reuse::often, float, 1>(static_cast<const float*>(scales.data) + i).at[0];
+  } else {
+    const uint32_t byte = load_access<Reuse::often, uint8_t, 1>(static_cast<const uint8_t*>(scales.data) + i).at[0];
+    return __uint_as_float(byte == 0xff ? 0x7fffffffu : byte == 0 ? 0x00400000u : byte << 23);
+  }
+}
+
+// ---- codes ----
+
+// The codes of n elements as bytes, and how many bytes `elements` take.
+template <Code code>
+DEVICE constexpr int code_bytes(int elements) { return code == Code::e2m1 ? (elements + 1) / 2 : elements; }
+template <Code code>
+DEVICE int64_t code_bytes(int64_t elements) { return code == Code::e2m1 ? elements / 2 : elements; }
+template <Code code, int n>
+using Codes = Vec<uint8_t, code == Code::e2m1 ? n / 2 : n>;
+
+// Two codes in the low bytes of the result, |x| at most a rounding above the largest code; no NaN.
+DEVICE uint32_t to_e4m3(float x) {
+  const float a = fminf(fabsf(x), 448.f);
+  // The 20 mantissa bits that go, rounded; a carry moves on into the exponent, whose bias goes from 127 to 7.
+  const uint32_t bits = __float_as_uint(a);
+  const uint32_t normal = (bits + ((bits >> 20) & 1) + (0x7ffffu - (120u << 23))) >> 20;
+  // Below 2^-6 the codes are multiples of 2^-9, and so are the floats from 2^14: the addition rounds.
+  const uint32_t subnormal = __float_as_uint(a + 0x1p14f);
+  return ((a < 0x1p-6f ? subnormal : normal) & 0x7f) | ((__float_as_uint(x) >> 24) & 0x80);
+}
+
+DEVICE uint32_t to_e4m3_pair(float low, float high) {
+#if __CUDA_ARCH__ >= 890
+  uint16_t y;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(y) : "f"(high), "f"(low));
+  return y;
+#else
+  return to_e4m3(low) | to_e4m3(high) << 8;
+#endif
+}
+
+DEVICE uint32_t to_e2m1(float x) {
+  const float a = fminf(fabsf(x), 6.f);
+  // As in to_e4m3, with one bit of mantissa; the codes below 1 are multiples of 1/2, and so are the floats from 2^22.
+  const uint32_t bits = __float_as_uint(a);
+  const uint32_t normal = (bits + ((bits >> 22) & 1) + (0x1fffffu - (126u << 23))) >> 22;
+  const uint32_t subnormal = __float_as_uint(a + 0x1p22f);
+  return ((a < 1.f ? subnormal : normal) & 7) | ((__float_as_uint(x) >> 28) & 8);
+}
+
+// Adding 1.5 * 2^23 rounds to an integer, which the low bits then hold.
+DEVICE uint32_t to_int8(float x) { return __float_as_uint(x + 12582912.f) & 0xff; }
+
+// To nearest even. Values beyond the largest code by more than a rounding are for to_codes_saturating.
+template <Code code, int n>
+DEVICE Codes<code, n> to_codes(const float (&x)[n]) {
+  static_assert(n % 2 == 0);
+  Codes<code, n> codes;
+#pragma unroll
+  for (int i = 0; i < n; i += 2) {
+    if constexpr (code == Code::e2m1) {
+      codes.at[i / 2] = uint8_t(to_e2m1(x[i]) | to_e2m1(x[i + 1]) << 4);
+    } else if constexpr (code == Code::e4m3) {
+      const uint32_t pair = to_e4m3_pair(x[i], x[i + 1]);
+      codes.at[i] = uint8_t(pair);
+      codes.at[i + 1] = uint8_t(pair >> 8);
+    } else {
+      codes.at[i] = uint8_t(to_int8(x[i]));
+      codes.at[i + 1] = uint8_t(to_int8(x[i + 1]));
+    }
+  }
+  return codes;
+}
+
+// Any values: beyond the largest code they saturate; NaN gives NaN, or 0 where there is none.
+template <Code code, int n>
+DEVICE Codes<code, n> to_codes_saturating(const float (&x)[n]) {
+  constexpr float largest = CodeFacts<code>::largest;
+  float clamped[n];
+#pragma unroll
+  for (int i = 0; i < n; ++i) clamped[i] = fminf(fmaxf(x[i] == x[i] ? x[i] : 0.f, -largest), largest);
+  Codes<code, n> codes = to_codes<code, n>(clamped);
+  if constexpr (code == Code::e4m3) {
+#pragma unroll
+    for (int i = 0; i < n; ++i)
+      if (x[i] != x[i]) codes.at[i] = 0x7f;
+  }
+  return codes;
+}
+
+template <Code code, int n>
+DEVICE void from_codes(const Codes<code, n>& codes, float (&x)[n]) {
+#pragma unroll
+  for (int i = 0; i < n; i += 2) {
+    if constexpr (code == Code::e2m1) {  // to the top of a float, whose exponent is then 126 too small
+      const uint32_t byte = codes.at[i / 2];
+      x[i] = __uint_as_float((byte & 7) << 22 | (byte & 8) << 28) * 0x1p126f;
+      x[i + 1] = __uint_as_float((byte & 0x70) << 18 | (byte & 0x80) << 24) * 0x1p126f;
+    } else if constexpr (code == Code::int8) {
+      x[i] = float(int8_t(codes.at[i]));
+      x[i + 1] = float(int8_t(codes.at[i + 1]));
+    } else {
+#if __CUDA_ARCH__ >= 890
+      const uint16_t pair = uint16_t(codes.at[i] | codes.at[i + 1] << 8);
+      uint32_t halves;
+      asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(pair));
+      x[i] = to_float(f16{uint16_t(halves)});
+      x[i + 1] = to_float(f16{uint16_t(halves >> 16)});
+#else
+#pragma unroll
+      for (int j = i; j < i + 2; ++j) {
+        const uint32_t code_bits = codes.at[j], magnitude = code_bits & 0x7f;
+        const float value = magnitude == 0x7f ? __uint_as_float(0x7fffffff) : __uint_as_float(magnitude << 20) * 0x1p120f;
+        x[j] = __uint_as_float(__float_as_uint(value) | (code_bits & 0x80) << 24);
+      }
+#endif
+    }
+  }
+}
+
+// ---- groups ----
+
+// n codes of elements [first, first + n) to a row of `size` elements; `access` elements may be moved at once.
+template <Code code, int access, int n>
+DEVICE void store_codes(uint8_t* row, int64_t first, int64_t size, const Codes<code, n>& codes) {
+  store_vector<code_bytes<code>(access), code_bytes<code>(n)>(row, code_bytes<code>(first), code_bytes<code>(size), codes);
+}
+
+// The codes of values of a group with this scale.
+template <Code code, int n>
+DEVICE Codes<code, n> scaled_codes(const float (&x)[n], const GroupScale& scale) {
+  float scaled[n];
+#pragma unroll
+  for (int i = 0; i < n; ++i) scaled[i] = x[i] * scale.factor;
+  Codes<code, n> codes = to_codes<code, n>(scaled);
+  constexpr int bytes = code_bytes<code>(n);
+  if constexpr (bytes % 4 == 0) {
+    auto* words = reinterpret_cast<uint32_t*>(&codes);
+#pragma unroll
+    for (int i = 0; i < bytes / 4; ++i) words[i] = scale.stored == scale.stored ? words[i] : CodeFacts<code>::nan;
+  } else {
+#pragma unroll
+    for (int i = 0; i < bytes; ++i)
+      codes.at[i] = scale.stored == scale.stored ? codes.at[i] : uint8_t(CodeFacts<code>::nan);
+  }
+  return codes;
+}
+
+// Quantises a group of which `lanes` neighbouring threads (a power of two up to 32, or all of the block, which then needs
+// `scratch` of 32 floats) hold `vectors` pieces of n values each. Piece k of this thread is at element
+// first + k * lanes * n of row `row`, of `size` elements; what lies past the end must be zero. `index` is that of the
+// group in its row. All lanes have to call; those that are not `active` write nothing.
+template <Code code, ScaleType type, int lanes, int access, int vectors, int n>
+DEVICE void quantize_group(const float (&x)[vectors][n], const QuantizedRows& out, int64_t row, int64_t index,
+                           int64_t first, int64_t size, bool active, float* scratch = nullptr) {
+  float amax = 0.f;
+#pragma unroll
+  for (int k = 0; k < vectors; ++k) amax = max_or_nan(amax, largest_magnitude(x[k]));
+  const GroupScale scale = scale_of<code, type>(max_over<lanes>(amax, scratch));
+  if (!active) return;
+  if (threadIdx.x % lanes == 0)
+    store_scale<type>(out.scales, band_offset<type>(out.scales, row), index, scale.stored);
+  uint8_t* codes = static_cast<uint8_t*>(out.codes) + row * code_bytes<code>(size);
+#pragma unroll
+  for (int k = 0; k < vectors; ++k)
+    store_codes<code, access, n>(codes, first + k * lanes * n, size, scaled_codes<code, n>(x[k], scale));
+}
+
+}  // namespace deepinfer
