@@ -28,9 +28,11 @@ def plain(t: torch.Tensor) -> torch.Tensor:
 
 
 def same(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    """Bit for bit, with the same strides."""
+    """Bit for bit, with the same strides where these matter."""
     assert actual.dtype == expected.dtype
-    assert actual.stride() == expected.stride() or actual.numel() == 0
+    if actual.numel():
+        strides = [[s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1] for t in (actual, expected)]
+        assert strides[0] == strides[1]
     assert_bit_equal(plain(actual), plain(expected))
 
 
@@ -54,7 +56,8 @@ def spread(*shape: int, device: str) -> torch.Tensor:
 @pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("block_size", BLOCKS)
 def test_matches_reference(device, block_size, code, options, layout):
-    for shape, dtype in [((5, 2050), torch.bfloat16), ((2, 70, 130), torch.float32), ((2, 3, 33, 10), torch.float16)]:
+    inputs = [((5, 2050), torch.bfloat16), ((2, 70, 130), torch.float32), ((2, 3, 33, 10), torch.float16)]
+    for shape, dtype in inputs if not options else inputs[1:2]:
         x = spread(*shape, device=device).to(dtype)
         x[..., 2, 3], x[..., 1, :4] = torch.nan, 0
         given = {"dtype": code, **options}
@@ -68,7 +71,7 @@ def test_matches_reference(device, block_size, code, options, layout):
             ops.quantize_with_scales(x, scales, block_size, dtype=code),
             reference.quantize_with_scales(x.cpu(), expected[1], block_size, dtype=code),
         )
-        for out in DTYPES:
+        for out in DTYPES if not options else [dtype]:
             same(ops.dequantize(*actual, block_size, out), reference.dequantize(*expected, block_size, out))
 
 
