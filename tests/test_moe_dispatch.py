@@ -120,6 +120,16 @@ def test_map_of_local_experts(device):
     assert slots_to_rows.tolist() == [[0, -1], [8, 1], [-1, -1], [4, -1]]
 
 
+@pytest.mark.parametrize("experts", [5_000, 100_000])
+def test_map_of_very_many_experts(device, experts):
+    ids = random_ids(50, 3, experts, 0.1).to(device)
+    if device == "cuda" and experts == 100_000:
+        with pytest.raises(ValueError, match=r"moe_expert_map: at most \d+ local experts on this GPU, got 100000"):
+            ops.moe_expert_map(ids, experts)
+    else:
+        expert_map(ids, experts)
+
+
 @pytest.mark.parametrize("shape", [(0, 2), (0, 0), (3, 0)])
 def test_map_of_no_slots(device, shape):
     rows_to_slots, slots_to_rows, offsets, counts = expert_map(torch.empty(shape, dtype=torch.int64, device=device), 4)

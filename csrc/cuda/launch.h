@@ -28,6 +28,8 @@ class Access {
     fit(bits, element_size);
   }
 
+  void limit_stride(int64_t stride, int element_size) { fit(uint64_t(stride) * element_size, element_size); }
+
   // No more than divide `n`.
   void divide(int64_t n) {
     while (n % elements_ != 0) elements_ /= 2;

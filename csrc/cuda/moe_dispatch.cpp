@@ -14,11 +14,11 @@ namespace {
 constexpr int kCluster = 8;
 constexpr int kMostRounds = 8;
 constexpr int64_t kMostChunks = 128;  // more only where the rounds of a thread do not suffice
-constexpr int kMostTableBytes = 192 * 1024;  // of expert_map in shared memory
+constexpr int kStaticBytes = 1024;  // at most, of expert_map in shared memory beside its tables
+constexpr int kLeastThreads = 128, kMostThreads = 1024;  // of expert_map
 constexpr int kRowThreads = 256, kWarp = 32;
 constexpr int64_t kFewBlocks = 1024;  // below that many, a row is shared out over several
 constexpr int kMostTopk = 16;  // that is unrolled
-constexpr int kRowsToFill = 32;  // of a block of moe_permute, as in moe_dispatch.cuh
 constexpr int kMostStageBytes = 32 * 1024;  // of a row in shared memory: several blocks share a processor
 
 jit::KernelSource source_of(const char* name, const char* config, const char* args, int threads) {
@@ -45,16 +45,18 @@ struct MapShape {
 
 // One block for the slots that it can take in one round; a cluster, as long as the registers of its threads hold them;
 // beyond that, or without clusters, blocks of a few rounds, so that there are many of them.
-MapShape map_shape(int64_t slots, int64_t experts, bool has_clusters) {
-  MapShape shape{1024, 1, 1, false};
-  while (shape.threads > 128 && (table_bytes(capacity_for(experts, shape.threads), shape.threads) > kMostTableBytes ||
-                                 shape.threads / 2 >= slots))
-    shape.threads /= 2;
+MapShape map_shape(int64_t slots, int64_t experts, const jit::DeviceFacts& facts) {
+  MapShape shape{kMostThreads, 1, 1, false};
+  const auto fits = [&] {
+    const int bytes = table_bytes(capacity_for(experts, shape.threads), shape.threads);
+    return bytes <= facts.shared_bytes_per_block - kStaticBytes;
+  };
+  while (shape.threads > kLeastThreads && (!fits() || shape.threads / 2 >= slots)) shape.threads /= 2;
   if (slots <= shape.threads) return shape;
   const auto rounds_over = [&](int64_t blocks) {
     return int(std::bit_ceil(uint64_t(ceil_div(slots, blocks * shape.threads))));
   };
-  shape.cluster = has_clusters && rounds_over(kCluster) <= kMostRounds;
+  shape.cluster = facts.capability >= 90 && rounds_over(kCluster) <= kMostRounds;
   shape.rounds = shape.cluster ? rounds_over(kCluster) : std::clamp(rounds_over(kMostChunks), 2, kMostRounds);
   shape.chunks = shape.cluster ? kCluster : ceil_div(slots, int64_t(shape.threads) * shape.rounds);
   return shape;
@@ -116,14 +118,18 @@ jit::Kernels<MoeUnpermuteConfig> unpermute_kernels(describe_unpermute, unpermute
 
 }  // namespace
 
+int64_t most_local_experts(int device) {
+  const int bytes = jit::device_facts(device).shared_bytes_per_block - kStaticBytes;
+  return bytes / table_bytes(1, kLeastThreads) / kLeastThreads * kLeastThreads;
+}
+
 ExpertMapPlan plan_expert_map(int64_t slots, int64_t num_local_experts, int device) {
-  const MapShape shape = map_shape(slots, num_local_experts, jit::device_facts(device).capability >= 90);
+  const MapShape shape = map_shape(slots, num_local_experts, jit::device_facts(device));
   return {shape.chunks, shape.chunks > 1 && !shape.cluster};
 }
 
 void expert_map(const ExpertMapArgs& args, int device) {
-  const bool has_clusters = jit::device_facts(device).capability >= 90;
-  const MapShape shape = map_shape(args.slots, args.num_local_experts, has_clusters);
+  const MapShape shape = map_shape(args.slots, args.num_local_experts, jit::device_facts(device));
   const ExpertMapConfig c{args.wide_ids,
                           args.cursors != nullptr,
                           shape.cluster ? kCluster : 1,
@@ -141,7 +147,7 @@ void moe_permute(const MoePermuteArgs& args, int device) {
   Access access(args.row_bytes, 16);
   access.limit(args.x, 1);
   access.limit(args.out, 1);
-  access.limit(reinterpret_cast<const void*>(args.row_stride), 1);
+  access.limit_stride(args.row_stride, 1);
   MoePermuteConfig c{access.elements(), 0, 4, threads_for(args.row_bytes / access.elements()), 0};
   if (!args.slots_to_rows) return row_kernels.launch(device, c, {unsigned(args.rows)}, args);
   const jit::Grid grid{unsigned(args.tokens + ceil_div(args.rows, kRowsToFill))};
@@ -160,7 +166,7 @@ void moe_unpermute(const MoeUnpermuteArgs& args, int device) {
   Access access(args.hidden_size, 16 / element);
   access.limit(args.y, element);
   access.limit(args.out, element);
-  access.limit(reinterpret_cast<const void*>(args.row_stride * element), element);
+  access.limit_stride(args.row_stride, element);
   const int64_t pieces = ceil_div(args.hidden_size, 16 / element);
   const MoeUnpermuteConfig c{args.dtype, args.weights ? args.weights_dtype : DType::f32, args.weights != nullptr,
                              access.elements(), unrolled(args.topk), threads_for(pieces)};

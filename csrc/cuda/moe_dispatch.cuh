@@ -247,10 +247,10 @@ DEVICE void copy_row(const MoePermuteArgs& args, const char* x, const int32_t* r
   }
 }
 
-// Behind the tokens, blocks that look for rows without one, 32 each.
+// Behind the tokens, blocks that look for rows without one.
 template <MoePermuteConfig c>
 DEVICE void fill_rows_without_token(const MoePermuteArgs& args) {
-  const int64_t begin = (blockIdx.x - args.tokens) * 32, mine = begin + threadIdx.x % 32;
+  const int64_t begin = (blockIdx.x - args.tokens) * kRowsToFill, mine = begin + threadIdx.x % kRowsToFill;
   const int32_t slot = mine < args.rows ? args.rows_to_slots[mine] : 0;
   const uint32_t empty = __ballot_sync(0xffffffff, slot == kDropped);
   const bool invalid = mine < args.rows && (slot < kDropped || slot >= args.tokens * args.topk);

@@ -6,6 +6,9 @@ namespace deepinfer::cuda {
 
 // All on torch's current stream of the device.
 
+// What the tables of expert_map have room for.
+int64_t most_local_experts(int device);
+
 // Into how many chunks the slots are cut, and whether args.cursors has to have room for the counts of each.
 struct ExpertMapPlan {
   int64_t chunks;

@@ -15,6 +15,8 @@ struct ExpertMapConfig {
   int threads;
 };
 
+constexpr int kRowsToFill = 32;  // that a block of moe_permute behind those of the tokens looks at, one a lane
+
 struct MoePermuteConfig {
   int access;   // bytes that alignment lets one access move
   int topk;     // known and small, or 0

@@ -79,7 +79,7 @@ MoeRouterConfig plan(const MoeRouterArgs& args) {
   c.threads = args.tokens <= 512 ? 32 : 128;
   Access access(c.experts, 16 / size_of(c.logits));
   access.limit(args.logits, size_of(c.logits));
-  access.limit(reinterpret_cast<const void*>(args.row_stride * size_of(c.logits)), size_of(c.logits));
+  access.limit_stride(args.row_stride, size_of(c.logits));
   access.limit(args.bias, size_of(c.bias));
   access.divide(int(ceil_div(c.experts, 32)));
   c.access = access.elements();

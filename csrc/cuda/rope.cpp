@@ -87,7 +87,7 @@ int table_access_of(const RopeArgs& args, const RopeConfig& c) {
       if (!table->data) continue;
       if (table->column_stride != 1) return 0;
       access.limit(table->data, table->groups, element_size);
-      access.limit(reinterpret_cast<const void*>(table->row_stride * element_size), element_size);
+      access.limit_stride(table->row_stride, element_size);
     }
   return access.elements();
 }

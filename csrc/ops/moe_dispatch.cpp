@@ -54,6 +54,9 @@ void sort_on_cpu(ExpertMapArgs& args) {
 
 void sort_on_cuda(ExpertMapArgs& args, const Tensor& ids) {
   const int device = ids.get_device_index();
+  const int64_t most = cuda::most_local_experts(device);
+  DI_CHECK(args.num_local_experts <= most, "moe_expert_map: at most ", most, " local experts on this GPU, got ",
+           args.num_local_experts);
   const cuda::ExpertMapPlan plan = cuda::plan_expert_map(args.slots, args.num_local_experts, device);
   args.chunks = plan.chunks;
   std::optional<Tensor> counts;
