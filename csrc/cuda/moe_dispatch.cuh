@@ -277,6 +277,7 @@ DEVICE void moe_permute_bulk(const MoePermuteArgs& args) {
   __shared__ uint64_t barrier;
   const int64_t token = blockIdx.x;
   if (threadIdx.x == 0) init_barrier(&barrier, 1);
+  __syncwarp();  // the compiler initialises by an instruction of the whole warp
   wait_for_previous_kernel();
   let_next_kernel_start();
   if (token >= args.tokens) return fill_rows_without_token<c>(args);
