@@ -58,6 +58,7 @@ SAMPLES: dict[str, Callable[[], Sample]] = {
     "rotary_embedding": _rope,
     "rotary_embedding_": _rope,
     "silu_and_mul": _gated,
+    "silu_and_mul_quant": lambda: (_gated()[0], {"group_size": 8, "scale_dtype": torch.int32}),
     "gelu_and_mul": _gated,
     "moe_router": lambda: ((torch.randn(5, 8), 2), {"renormalize": True}),
     "moe_expert_map": lambda: ((_ids(), 4), {"alignment": 2}),

@@ -5,6 +5,8 @@
 
 namespace deepinfer::cpu {
 
+// Over rows.
 DEEPINFER_KERNEL(gated_activation, GatedArgs)
+DEEPINFER_KERNEL(gated_quant, GatedQuantArgs)
 
 }  // namespace deepinfer::cpu

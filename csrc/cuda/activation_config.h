@@ -18,4 +18,20 @@ struct GatedConfig {
   int strided;      // 1: the rows have more than one stride
 };
 
+struct GatedQuantConfig {
+  DType x;
+  Gated form;
+  int limited, weighted, interleaved;
+  int mapped;   // 1: a map names the slot of each row, or none
+  Code code;
+  ScaleType scale;
+  int access;   // as above
+  int lanes;    // threads of a group: a power of two up to 32, or all threads of a block
+  int vectors;  // pieces of 16 bytes of a group that a thread loads at once, of gate and of up
+  int groups;   // neighbours in a row that a block takes
+  int rows;     // of a block
+  int longer;   // 1: groups do not fit these, the rest is computed twice
+  int strided;
+};
+
 }  // namespace deepinfer

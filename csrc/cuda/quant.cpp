@@ -1,12 +1,10 @@
 #include "quant.h"
 
-#include <algorithm>
-#include <bit>
-
 #include "../jit/cuda_launch.h"
 #include "launch.h"
 #include "quant_config.h"
 #include "quant_names.h"
+#include "quant_plan.h"
 
 namespace deepinfer::cuda {
 
@@ -25,8 +23,6 @@ jit::KernelSource source_of(const char* name, const char* config, const char* ar
   return source;
 }
 
-int whole_warps(int64_t threads) { return int(ceil_div(threads, kWarp) * kWarp); }
-
 // ---- groups ----
 
 jit::KernelSource describe_rows(const QuantizeRowsConfig& c) {
@@ -38,24 +34,9 @@ jit::KernelSource describe_rows(const QuantizeRowsConfig& c) {
   return source;
 }
 
-// 16 elements a thread, more in groups that would not fit into a warp otherwise; groups beyond that have a block. A block
-// takes a run of a row, or some short rows.
+// 16 elements a thread.
 void plan_groups(QuantizeRowsConfig& c, int64_t group, int64_t across) {
-  constexpr int kMostVectors = 4;
-  const int64_t pieces = ceil_div(group, 16 / size_of(c.x));
-  const int wanted = pieces < 4 ? 1 : size_of(c.x);
-  c.groups = c.rows = 1;
-  if (pieces <= kWarp * kMostVectors) {
-    c.lanes = int(std::min<uint64_t>(kWarp, std::bit_ceil(uint64_t(ceil_div(pieces, wanted)))));
-    c.vectors = int(std::max<int64_t>(1, ceil_div(pieces, c.lanes)));
-    const int64_t most = kThreads / c.lanes, runs = std::max<int64_t>(1, ceil_div(across, most));
-    c.groups = int(std::max<int64_t>(1, ceil_div(across, runs)));
-    if (runs == 1) c.rows = int(most / c.groups);
-  } else {
-    c.vectors = int(std::clamp<int64_t>(ceil_div(pieces, kMostThreads), 2, kMostVectors));
-    c.lanes = int(std::min<int64_t>(kMostThreads, whole_warps(ceil_div(pieces, c.vectors))));
-  }
-  c.longer = pieces > int64_t(c.lanes) * c.vectors;
+  cuda::plan_groups(c, 16 / size_of(c.x), size_of(c.x), group, across);
 }
 
 QuantizeRowsConfig plan_rows(const QuantizeArgs& args) {

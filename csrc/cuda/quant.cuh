@@ -18,46 +18,35 @@ DEVICE void quantize_rows(const QuantizeArgs& args) {
   constexpr int n = kVectorBytes / sizeof(T), step = c.lanes * n;
   __shared__ float scratch[32];
   const Blocks& b = args.blocks;
-  const uint32_t runs = uint32_t((b.across + c.groups - 1) / c.groups);
-  const int place = threadIdx.x / c.lanes;
-  const int64_t row = int64_t(blockIdx.x / runs) * c.rows + place / c.groups;
-  const int64_t group = int64_t(blockIdx.x % runs) * c.groups + place % c.groups;
-  // Threads without a group take part in the shuffles.
-  const bool active = place < c.groups * c.rows && row < b.matrices.count && group < b.across;
-  const int64_t begin = group * b.block_columns, first = begin + threadIdx.x % c.lanes * n;
-  const int64_t left = b.columns - begin;
-  const int64_t end = active ? begin + (left < b.block_columns ? left : b.block_columns) : 0;
-  const T* x = static_cast<const T*>(args.x) + row_offset<c.strided>(b.matrices, row);
+  const GroupPlace<c.lanes, c.groups, c.rows> at(b.matrices.count, b.columns, b.block_columns, b.across, n);
+  const T* x = static_cast<const T*>(args.x) + row_offset<c.strided>(b.matrices, at.row);
   wait_for_previous_kernel();
 
   Vec<T, n> held[c.vectors];
 #pragma unroll
-  for (int k = 0; k < c.vectors; ++k) held[k] = load_vector<Reuse::once, c.access, n>(x, first + k * step, end);
+  for (int k = 0; k < c.vectors; ++k) held[k] = load_vector<Reuse::once, c.access, n>(x, at.first + k * step, at.end);
   let_next_kernel_start();
   float amax = 0.f;
 #pragma unroll
   for (int k = 0; k < c.vectors; ++k) amax = max_or_nan(amax, largest_magnitude(held[k]));
   if constexpr (c.longer)
-    for (int64_t i = first + c.vectors * step; i < end; i += step)
-      amax = max_or_nan(amax, largest_magnitude(load_vector<Reuse::often, c.access, n>(x, i, end)));
+    for (int64_t i = at.first + c.vectors * step; i < at.end; i += step)
+      amax = max_or_nan(amax, largest_magnitude(load_vector<Reuse::often, c.access, n>(x, i, at.end)));
   const GroupScale scale = scale_of<c.code, c.scale>(max_over<c.lanes>(amax, scratch));
-  if (!active) return;
+  if (!at.active) return;
   if (threadIdx.x % c.lanes == 0)
-    store_scale<c.scale>(args.scales, band_offset<c.scale>(args.scales, row), group, scale.stored);
+    store_scale<c.scale>(args.scales, band_offset<c.scale>(args.scales, at.row), at.index, scale.stored);
   if (!args.codes) return;
 
-  uint8_t* codes = static_cast<uint8_t*>(args.codes) + row * code_bytes<c.code>(b.columns);
+  uint8_t* codes = static_cast<uint8_t*>(args.codes) + at.row * code_bytes<c.code>(b.columns);
   auto write = [&](const Vec<T, n>& v, int64_t i) {
-    float values[n];
-#pragma unroll
-    for (int j = 0; j < n; ++j) values[j] = to_float(v.at[j]);
-    store_codes<c.code, c.access, n>(codes, i, end, scaled_codes<c.code, n>(values, scale));
+    store_codes<c.code, c.access, n>(codes, i, at.end, scaled_codes<c.code>(v, scale));
   };
 #pragma unroll
-  for (int k = 0; k < c.vectors; ++k) write(held[k], first + k * step);
+  for (int k = 0; k < c.vectors; ++k) write(held[k], at.first + k * step);
   if constexpr (c.longer)
-    for (int64_t i = first + c.vectors * step; i < end; i += step)
-      write(load_vector<Reuse::once, c.access, n>(x, i, end), i);
+    for (int64_t i = at.first + c.vectors * step; i < at.end; i += step)
+      write(load_vector<Reuse::once, c.access, n>(x, i, at.end), i);
 }
 
 // ---- blocks of several rows ----
@@ -188,12 +177,7 @@ DEVICE void quantize_blocks(const QuantizeArgs& args) {
     if (thread == 0)
       store_scale<c.scale>(args.scales, band_offset<c.scale>(args.scales, t.band), t.first_scale, scale.stored);
     if (!args.codes) return;
-    auto write = [&](const Vec<T, n>& v, int64_t piece) {
-      float values[n];
-#pragma unroll
-      for (int i = 0; i < n; ++i) values[i] = to_float(v.at[i]);
-      store(piece, scaled_codes<c.code, n>(values, scale));
-    };
+    auto write = [&](const Vec<T, n>& v, int64_t piece) { store(piece, scaled_codes<c.code>(v, scale)); };
 #pragma unroll
     for (int k = 0; k < c.vectors; ++k) write(held[k], thread + k * c.threads);
     if constexpr (c.longer)

@@ -267,11 +267,11 @@ DEVICE void store_codes(uint8_t* row, int64_t first, int64_t size, const Codes<c
 }
 
 // The codes of values of a group with this scale.
-template <Code code, int n>
-DEVICE Codes<code, n> scaled_codes(const float (&x)[n], const GroupScale& scale) {
+template <Code code, int n, typename T>
+DEVICE Codes<code, n> scaled_codes(const Vec<T, n>& x, const GroupScale& scale) {
   float scaled[n];
 #pragma unroll
-  for (int i = 0; i < n; ++i) scaled[i] = x[i] * scale.factor;
+  for (int i = 0; i < n; ++i) scaled[i] = to_float(x.at[i]) * scale.factor;
   Codes<code, n> codes = to_codes<code, n>(scaled);
   constexpr int bytes = code_bytes<code>(n);
   if constexpr (bytes % 4 == 0) {
@@ -286,12 +286,31 @@ DEVICE Codes<code, n> scaled_codes(const float (&x)[n], const GroupScale& scale)
   return codes;
 }
 
+// A kernel over groups inside rows: a group has `lanes` threads, a block takes `groups` neighbours of each of `rows` rows.
+template <int lanes, int groups, int rows>
+struct GroupPlace {
+  int64_t row, index, first, end;  // of the group's elements [.., end) of the row this thread has the first on
+  bool active;                     // threads without a group take part in the shuffles
+
+  // `width` elements of a thread lie beside each other.
+  DEVICE GroupPlace(int64_t row_count, int64_t size, int64_t group_size, int64_t across, int width) {
+    const uint32_t runs = uint32_t((across + groups - 1) / groups);
+    const int place = threadIdx.x / lanes;
+    row = int64_t(blockIdx.x / runs) * rows + place / groups;
+    index = int64_t(blockIdx.x % runs) * groups + place % groups;
+    active = place < groups * rows && row < row_count && index < across;
+    const int64_t begin = index * group_size, left = size - begin;
+    first = begin + threadIdx.x % lanes * width;
+    end = active ? begin + (left < group_size ? left : group_size) : 0;
+  }
+};
+
 // Quantises a group of which `lanes` neighbouring threads (a power of two up to 32, or all of the block, which then needs
 // `scratch` of 32 floats) hold `vectors` pieces of n values each. Piece k of this thread is at element
 // first + k * lanes * n of row `row`, of `size` elements; what lies past the end must be zero. `index` is that of the
 // group in its row. All lanes have to call; those that are not `active` write nothing.
-template <Code code, ScaleType type, int lanes, int access, int vectors, int n>
-DEVICE void quantize_group(const float (&x)[vectors][n], const QuantizedRows& out, int64_t row, int64_t index,
+template <Code code, ScaleType type, int lanes, int access, int vectors, int n, typename T>
+DEVICE void quantize_group(const Vec<T, n> (&x)[vectors], const QuantizedRows& out, int64_t row, int64_t index,
                            int64_t first, int64_t size, bool active, float* scratch = nullptr) {
   float amax = 0.f;
 #pragma unroll
@@ -303,7 +322,17 @@ DEVICE void quantize_group(const float (&x)[vectors][n], const QuantizedRows& ou
   uint8_t* codes = static_cast<uint8_t*>(out.codes) + row * code_bytes<code>(size);
 #pragma unroll
   for (int k = 0; k < vectors; ++k)
-    store_codes<code, access, n>(codes, first + k * lanes * n, size, scaled_codes<code, n>(x[k], scale));
+    store_codes<code, access, n>(codes, first + k * lanes * n, size, scaled_codes<code>(x[k], scale));
+}
+template <Code code, ScaleType type, int lanes, int access, int vectors, int n>
+DEVICE void quantize_group(const float (&x)[vectors][n], const QuantizedRows& out, int64_t row, int64_t index,
+                           int64_t first, int64_t size, bool active, float* scratch = nullptr) {
+  Vec<float, n> values[vectors];
+#pragma unroll
+  for (int k = 0; k < vectors; ++k)
+#pragma unroll
+    for (int i = 0; i < n; ++i) values[k].at[i] = x[k][i];
+  quantize_group<code, type, lanes, access, vectors, n, float>(values, out, row, index, first, size, active, scratch);
 }
 
 }  // namespace deepinfer

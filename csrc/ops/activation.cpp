@@ -1,4 +1,4 @@
-// silu_and_mul and gelu_and_mul: schemas, argument checks, outputs. Only the launch depends on the device.
+// silu_and_mul, gelu_and_mul and silu_and_mul_quant: schemas, argument checks, outputs. Only the launch depends on the device.
 
 #include "activation.h"
 
@@ -8,12 +8,14 @@
 #include "../cpu/pages.h"
 #include "../cpu/parallel.h"
 #include "../cuda/activation.h"
-#include "check.h"
+#include "quant_format.h"
 #include "rows.h"
 
 namespace deepinfer {
 
 namespace {
+
+constexpr int64_t kCost = 16;  // of an element: the exponential costs several times its bytes
 
 const void* advance(const Tensor& t, int64_t elements) {
   return static_cast<const char*>(t.const_data_ptr()) + elements * int64_t(t.element_size());
@@ -29,6 +31,12 @@ bool are_interleaved(const Tensor& gate, const Tensor& up) {
   return true;
 }
 
+Tensor as_dense_floats(const char* op, const Tensor& weights, const Tensor& gate) {
+  check_same_device(op, "row_weights", weights, gate);
+  float_dtype(op, "row_weights", weights);
+  return torch::stable::contiguous(torch::stable::to(weights, ScalarType::Float));
+}
+
 // Checks the row weights and returns them as dense float32.
 Tensor dense_row_weights(const char* op, const Tensor& weights, const Tensor& gate) {
   int64_t rows = 1;
@@ -39,20 +47,20 @@ Tensor dense_row_weights(const char* op, const Tensor& weights, const Tensor& ga
   }
   DI_CHECK(leading_shape || (weights.dim() == 1 && weights.size(0) == rows), op,
            ": row_weights must have the leading shape of gate or shape [", rows, "], got ", shape_of(weights));
-  check_same_device(op, "row_weights", weights, gate);
-  float_dtype(op, "row_weights", weights);
-  return torch::stable::contiguous(torch::stable::to(weights, ScalarType::Float));
+  return as_dense_floats(op, weights, gate);
 }
 
-void launch(const GatedArgs& args, const Tensor& gate) {
-  if (gate.is_cuda()) return cuda::gated_activation(args, gate.get_device_index());
-  cpu::prefer_huge_pages(args.out, args.gate_rows.count * args.size * int64_t(gate.element_size()));
-  // The exponential makes an element cost several times its bytes.
-  cpu::parallel(cpu::gated_activation, args, args.gate_rows.count, args.size * 16);
-}
+// Gate and up as the kernels read them, and what keeps the memory alive.
+struct Inputs {
+  GatedArgs args;
+  std::vector<int64_t> sizes;  // of the result
+  Tensor gate;
+  std::optional<Tensor> up, weights;
+};
 
-Tensor gated_activation(const char* op, GatedArgs args, const Tensor& gate, const std::optional<Tensor>& up,
-                        const std::optional<Tensor>& row_weights) {
+Inputs prepare(const char* op, const GatedArgs& activation, const Tensor& gate, const std::optional<Tensor>& up) {
+  Inputs in{activation, {}, gate, up, std::nullopt};
+  GatedArgs& args = in.args;
   DI_CHECK(gate.dim() >= 1, op, ": gate must have at least one dimension");
   args.dtype = float_dtype(op, "gate", gate);
   const int64_t columns = gate.size(gate.dim() - 1);
@@ -65,41 +73,105 @@ Tensor gated_activation(const char* op, GatedArgs args, const Tensor& gate, cons
     DI_CHECK(columns % 2 == 0, op, ": the last dimension of gate must be even without up, got ", columns);
   }
   args.size = up ? columns : columns / 2;
-  std::optional<Tensor> weights;
-  if (row_weights) weights = dense_row_weights(op, *row_weights, gate);
-  args.row_weights = weights ? static_cast<const float*>(weights->const_data_ptr()) : nullptr;
-
-  std::vector<int64_t> sizes = sizes_of(gate);
-  sizes.back() = args.size;
-  Tensor out = new_tensor(gate, sizes, gate.scalar_type());
-  args.out = out.mutable_data_ptr();
+  in.sizes = sizes_of(gate);
+  in.sizes.back() = args.size;
   args.interleaved = up && are_interleaved(gate, *up);
-  const Tensor dense_gate = args.interleaved ? gate : with_dense_rows(gate);
-  args.gate = dense_gate.const_data_ptr();
-  args.gate_rows = rows_of(op, dense_gate);
-  std::optional<Tensor> dense_up;
+  if (!args.interleaved) in.gate = with_dense_rows(gate);
+  args.gate = in.gate.const_data_ptr();
+  args.gate_rows = rows_of(op, in.gate);
   if (up && !args.interleaved) {
-    dense_up = with_dense_rows(*up);
-    args.up = dense_up->const_data_ptr();
-    args.up_rows = rows_of(op, *dense_up);
+    in.up = with_dense_rows(*up);
+    args.up = in.up->const_data_ptr();
+    args.up_rows = rows_of(op, *in.up);
   } else if (!up) {
-    args.up = advance(dense_gate, args.size);
+    args.up = advance(in.gate, args.size);
     args.up_rows = args.gate_rows;
   }
-  launch(args, gate);
+  return in;
+}
+
+void use_row_weights(Inputs& in, Tensor weights) {
+  in.weights = std::move(weights);
+  in.args.row_weights = static_cast<const float*>(in.weights->const_data_ptr());
+}
+
+Tensor gated_activation(const char* op, const GatedArgs& activation, const Tensor& gate,
+                        const std::optional<Tensor>& up, const std::optional<Tensor>& row_weights) {
+  Inputs in = prepare(op, activation, gate, up);
+  GatedArgs& args = in.args;
+  if (row_weights) use_row_weights(in, dense_row_weights(op, *row_weights, gate));
+  Tensor out = new_tensor(gate, in.sizes, gate.scalar_type());
+  args.out = out.mutable_data_ptr();
+  if (gate.is_cuda()) {
+    cuda::gated_activation(args, gate.get_device_index());
+  } else {
+    cpu::prefer_huge_pages(args.out, args.gate_rows.count * args.size * int64_t(gate.element_size()));
+    cpu::parallel(cpu::gated_activation, args, args.gate_rows.count, args.size * kCost);
+  }
   return out;
 }
 
-Tensor silu_and_mul(const Tensor& gate, const std::optional<Tensor>& up, std::optional<double> limit, double alpha,
-                    double up_offset, const std::optional<Tensor>& row_weights) {
-  const char* op = "silu_and_mul";
+GatedArgs silu(const char* op, std::optional<double> limit, double alpha, double up_offset) {
   DI_CHECK(!limit || *limit >= 0, op, ": limit must not be negative, got ", *limit);
   GatedArgs args{};
   args.form = alpha == 1 && up_offset == 0 ? Gated::silu : Gated::swish;
   args.limit = limit ? float(*limit) : std::numeric_limits<float>::infinity();
   args.alpha = float(alpha);
   args.up_offset = float(up_offset);
-  return gated_activation(op, args, gate, up, row_weights);
+  return args;
+}
+
+Tensor silu_and_mul(const Tensor& gate, const std::optional<Tensor>& up, std::optional<double> limit, double alpha,
+                    double up_offset, const std::optional<Tensor>& row_weights) {
+  const char* op = "silu_and_mul";
+  return gated_activation(op, silu(op, limit, alpha, up_offset), gate, up, row_weights);
+}
+
+// The map and its inverse gather; on a CPU every slot is checked.
+Tensor use_map(const char* op, GatedQuantArgs& args, const Tensor& map, const Tensor& gate) {
+  const int64_t rows = args.gated.gate_rows.count;
+  DI_CHECK(map.scalar_type() == ScalarType::Int, op, ": rows_to_slots must be int32, got ", name_of(map.scalar_type()));
+  DI_CHECK(map.dim() == 1 && map.size(0) == rows, op, ": rows_to_slots must have shape [", rows, "], got ",
+           shape_of(map));
+  check_same_device(op, "rows_to_slots", map, gate);
+  const Tensor dense = torch::stable::contiguous(map);
+  args.rows_to_slots = static_cast<const int32_t*>(dense.const_data_ptr());
+  if (!gate.is_cuda())
+    for (int64_t row = 0; row < rows; ++row)
+      DI_CHECK(args.rows_to_slots[row] >= -1 && args.rows_to_slots[row] < args.slots, op,
+               ": rows_to_slots must lie in [-1, ", args.slots, "), got ", args.rows_to_slots[row]);
+  return dense;
+}
+
+std::tuple<Tensor, Tensor> silu_and_mul_quant(const Tensor& gate, const std::optional<Tensor>& up,
+                                              std::optional<double> limit, double alpha, double up_offset,
+                                              const std::optional<Tensor>& row_weights,
+                                              const std::optional<Tensor>& rows_to_slots, int64_t group_size,
+                                              std::optional<ScalarType> dtype, bool round_scale,
+                                              std::optional<ScalarType> scale_dtype, std::string scale_layout) {
+  const char* op = "silu_and_mul_quant";
+  Inputs in = prepare(op, silu(op, limit, alpha, up_offset), gate, up);
+  GatedQuantArgs args{};
+  args.slots = int64_t(1) << 31;
+  if (row_weights && rows_to_slots) {
+    use_row_weights(in, as_dense_floats(op, *row_weights, gate));
+    args.slots = 1;
+    for (int64_t n : sizes_of(*row_weights)) args.slots *= n;
+  } else if (row_weights) {
+    use_row_weights(in, dense_row_weights(op, *row_weights, gate));
+  }
+  args.gated = in.args;
+  std::optional<Tensor> map;
+  if (rows_to_slots) map = use_map(op, args, *rows_to_slots, gate);
+  const QuantFormat format = quant_format(op, dtype, round_scale, scale_dtype, scale_layout);
+  QuantizedResult result = new_quantized_rows(op, gate, in.sizes, group_size, format);
+  args.quantized = result.rows;
+  if (gate.is_cuda()) {
+    cuda::gated_quant(args, gate.get_device_index());
+  } else {
+    cpu::parallel(cpu::gated_quant, args, in.args.gate_rows.count, in.args.size * kCost);
+  }
+  return {result.codes, result.scales};
 }
 
 Tensor gelu_and_mul(const Tensor& gate, const std::optional<Tensor>& up, std::string approximate,
@@ -119,11 +191,16 @@ STABLE_TORCH_LIBRARY_FRAGMENT(deepinfer, m) {
       "silu_and_mul(Tensor gate, Tensor? up=None, *, float? limit=None, float alpha=1.0, float up_offset=0.0,"
       " Tensor? row_weights=None) -> Tensor");
   m.def(
+      "silu_and_mul_quant(Tensor gate, Tensor? up=None, *, float? limit=None, float alpha=1.0, float up_offset=0.0,"
+      " Tensor? row_weights=None, Tensor? rows_to_slots=None, int group_size=128, ScalarType? dtype=None,"
+      " bool round_scale=False, ScalarType? scale_dtype=None, str scale_layout=\"row\") -> (Tensor, Tensor)");
+  m.def(
       "gelu_and_mul(Tensor gate, Tensor? up=None, *, str approximate=\"none\", Tensor? row_weights=None) -> Tensor");
 }
 
 static void implement(auto& m) {
   m.impl("silu_and_mul", TORCH_BOX(&silu_and_mul));
+  m.impl("silu_and_mul_quant", TORCH_BOX(&silu_and_mul_quant));
   m.impl("gelu_and_mul", TORCH_BOX(&gelu_and_mul));
 }
 

@@ -1,7 +1,7 @@
-// What silu_and_mul and gelu_and_mul hand to the kernels of any device.
+// What the gated activations hand to the kernels of any device.
 #pragma once
 
-#include "../cpu/types.h"
+#include "quant.h"
 
 namespace deepinfer {
 
@@ -21,6 +21,14 @@ struct GatedArgs {
   Gated form;
   DType dtype;
   bool interleaved;
+};
+
+// The same, quantised. `gated.out` is not used.
+struct GatedQuantArgs {
+  GatedArgs gated;  // row_weights has one for each slot if there is a map
+  QuantizedRows quantized;
+  const int32_t* rows_to_slots;  // -1: the row counts as zeros and is not read; null: no map
+  int64_t slots;                 // beyond the greatest of the map
 };
 
 }  // namespace deepinfer

@@ -127,7 +127,7 @@ std::tuple<Tensor, Tensor> quantize_per_block(const Tensor& x, std::vector<int64
   float_dtype(op, "x", x);
   const QuantFormat format = quant_format(op, dtype, round_scale, scale_dtype, scale_layout);
   const Cut cut(sizes_of(x), block_size[0], block_size[1]);
-  check_pairs(op, format.code, "block_size[1]", block_size[1], cut.columns);
+  check_pairs(op, format.code, "block_size[1]", block_size[1], cut.columns, true);
   return quantize(op, x, cut, format);
 }
 
@@ -141,7 +141,7 @@ std::tuple<Tensor, Tensor> quantize_per_channel(const Tensor& x, int64_t block_r
   float_dtype(op, "x", x);
   const QuantFormat format = quant_format(op, dtype, round_scale, scale_dtype, scale_layout);
   const Cut cut(sizes_of(x), block_rows, 1);
-  check_pairs(op, format.code, "block_size[1]", 1, cut.columns);
+  check_pairs(op, format.code, "block_rows", 1, cut.columns, true);
   return quantize(op, x, cut, format);
 }
 
@@ -153,7 +153,7 @@ Tensor quantization_scales(const Tensor& x, std::vector<int64_t> block_size, std
   float_dtype(op, "x", x);
   const QuantFormat format = quant_format(op, dtype, round_scale, scale_dtype, scale_layout);
   const Cut cut(sizes_of(x), block_size[0], block_size[1]);
-  check_pairs(op, format.code, "block_size[1]", block_size[1], cut.columns);
+  check_pairs(op, format.code, "block_size[1]", block_size[1], cut.columns, true);
   const Tensor dense = with_dense_rows(x);
   QuantizeArgs args = quantize_args(op, dense, cut, format.code);
   Tensor scales = new_scales(x, cut.sizes, cut.down, cut.across, format, args.scales);
@@ -194,7 +194,7 @@ Tensor quantize_with_scales(const Tensor& x, const Tensor& scales, std::vector<i
   const QuantFormat format = quant_format(op, dtype, false, std::nullopt, "row");
   check_block_size(op, block_size);
   const Cut cut(sizes_of(x), block_size[0], block_size[1]);
-  check_pairs(op, format.code, "block_size[1]", block_size[1], cut.columns);
+  check_pairs(op, format.code, "block_size[1]", block_size[1], cut.columns, true);
   const Tensor dense = with_dense_rows(x);
   QuantizeArgs args = quantize_args(op, dense, cut, format.code);
   Tensor held = scales;
@@ -217,7 +217,7 @@ Tensor dequantize(const Tensor& q, const Tensor& scales, std::vector<int64_t> bl
   std::vector<int64_t> sizes = sizes_of(q);
   if (args.code == Code::e2m1) sizes.back() *= 2;
   const Cut cut(sizes, block_size[0], block_size[1]);
-  check_pairs(op, args.code, "block_size[1]", block_size[1], cut.columns);
+  check_pairs(op, args.code, "block_size[1]", block_size[1], cut.columns, true);
   const Tensor dense = with_dense_rows(q);
   args.codes = dense.const_data_ptr();
   args.blocks = blocks_of(op, dense, cut);

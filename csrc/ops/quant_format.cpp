@@ -49,11 +49,11 @@ QuantFormat quant_format(const char* op, std::optional<ScalarType> dtype, bool r
   return format;
 }
 
-void check_pairs(const char* op, Code code, const char* block, int64_t block_columns, int64_t columns) {
+void check_pairs(const char* op, Code code, const char* block, int64_t block_columns, int64_t columns, bool or_one) {
   if (code != Code::e2m1) return;
   DI_CHECK(columns % 2 == 0, op, ": the last dimension of x must be even with float4_e2m1fn_x2, got ", columns);
-  DI_CHECK(block_columns == 1 || block_columns % 2 == 0 || block_extent(block_columns, columns) == columns, op, ": ",
-           block, " must be even or 1 with float4_e2m1fn_x2, got ", block_columns);
+  DI_CHECK((or_one && block_columns == 1) || block_columns % 2 == 0 || block_extent(block_columns, columns) == columns,
+           op, ": ", block, " must be even", or_one ? " or 1" : "", " with float4_e2m1fn_x2, got ", block_columns);
 }
 
 Tensor new_codes(const Tensor& like, std::vector<int64_t> sizes, const QuantFormat& format) {

@@ -25,9 +25,10 @@ ScaleType scale_type_of(const char* op, const char* argument, ScalarType dtype);
 inline int64_t block_extent(int64_t wanted, int64_t size) { return wanted < 0 || wanted > size ? size : wanted; }
 inline int64_t blocks_in(int64_t size, int64_t block) { return size == 0 ? 0 : (size - 1) / block + 1; }
 
-// Two e2m1 codes share a byte: rows have to be whole pairs, and so have blocks unless they are one column wide. `block`
-// names the argument.
-void check_pairs(const char* op, Code code, const char* block, int64_t block_columns, int64_t columns);
+// Two e2m1 codes share a byte: rows have to be whole pairs, and so have blocks, unless they may be one column wide.
+// `block` names the argument.
+void check_pairs(const char* op, Code code, const char* block, int64_t block_columns, int64_t columns,
+                 bool or_one = false);
 
 // A fresh tensor of codes for elements of shape `sizes`.
 Tensor new_codes(const Tensor& like, std::vector<int64_t> sizes, const QuantFormat& format);

@@ -6,7 +6,7 @@ gradients; the others are for inference and their outputs never require one.
 
 import torch
 
-from torch_deepinfer.ops.activation import gelu_and_mul, silu_and_mul
+from torch_deepinfer.ops.activation import gelu_and_mul, silu_and_mul, silu_and_mul_quant
 from torch_deepinfer.ops.gemm import fused_experts, grouped_mm
 from torch_deepinfer.ops.moe import moe_expert_map, moe_permute, moe_router, moe_unpermute
 from torch_deepinfer.ops.norm import add_rms_norm, rms_norm
@@ -41,6 +41,7 @@ __all__ = [
     "rotary_embedding",
     "rotary_embedding_",
     "silu_and_mul",
+    "silu_and_mul_quant",
 ]
 
 # Without a rule of its own, an op's outputs would get torch's backward that warns and yields no gradient.

@@ -255,9 +255,10 @@ def _check_pairs(op: str, dtype: torch.dtype, block: str, block_columns: int, co
     if dtype != torch.float4_e2m1fn_x2:
         return
     check(columns % 2 == 0, f"{op}: the last dimension of x must be even with float4_e2m1fn_x2, got {columns}")
+    or_one = block != "group_size"
     check(
-        block_columns == 1 or block_columns % 2 == 0 or block_columns < 0 or block_columns >= columns,
-        f"{op}: {block} must be even or 1 with float4_e2m1fn_x2, got {block_columns}",
+        (or_one and block_columns == 1) or block_columns % 2 == 0 or block_columns < 0 or block_columns >= columns,
+        f"{op}: {block} must be even{' or 1' if or_one else ''} with float4_e2m1fn_x2, got {block_columns}",
     )
 
 
@@ -366,7 +367,7 @@ def _quantize_per_channel_meta(
         f"{op}: block_rows must be positive, or -1 for all rows, got {block_rows}",
     )
     check_float_dtype(op, "x", x.dtype)
-    return quantized(op, x, x.shape, [block_rows, 1], dtype, scale_dtype, scale_layout, "block_size[1]")
+    return quantized(op, x, x.shape, [block_rows, 1], dtype, scale_dtype, scale_layout, "block_rows")
 
 
 @torch.library.register_fake("deepinfer::quantization_scales")
