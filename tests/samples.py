@@ -18,6 +18,11 @@ def _rope() -> Sample:
     return (q, k, torch.rand(5, 8), torch.rand(5, 8)), {"style": "interleaved"}
 
 
+def _qk_norm_rope() -> Sample:
+    (q, k, *angles), kwargs = _rope()
+    return (q, k, torch.rand(16), torch.rand(16), *angles, 1e-6), kwargs
+
+
 def _gated() -> Sample:
     return (torch.randn(6, 20).bfloat16(), torch.randn(6, 20).bfloat16()), {}
 
@@ -55,8 +60,11 @@ def _dequantize() -> Sample:
 SAMPLES: dict[str, Callable[[], Sample]] = {
     "rms_norm": lambda: _norm(residual=False),
     "add_rms_norm": lambda: _norm(residual=True),
+    "rms_norm_quant": lambda: (_norm(residual=False)[0], {"group_size": 8}),
+    "add_rms_norm_quant": lambda: (_norm(residual=True)[0], {"group_size": 8}),
     "rotary_embedding": _rope,
     "rotary_embedding_": _rope,
+    "qk_norm_rope": _qk_norm_rope,
     "silu_and_mul": _gated,
     "silu_and_mul_quant": lambda: (_gated()[0], {"group_size": 8, "scale_dtype": torch.int32}),
     "gelu_and_mul": _gated,

@@ -2,11 +2,11 @@
 // the rotation in the sines, so that every style is out = x * cos + partner * sin; the tables then serve all heads of
 // the position. Work goes by blocks of positions: the tables of a block stay in the L1 cache, and whatever the order of
 // heads and positions in memory is, a block reads and writes runs of a few KB. Bound by memory: read x, write the
-// result.
+// result. With a norm in front, a row is normed into a scratch row, which is then rotated.
 
 #include "rope.h"
 
-#include "vec.h"
+#include "norm_row.h"
 
 namespace deepinfer::cpu::DEEPINFER_ISA {
 
@@ -170,6 +170,36 @@ void rotate_row(const T* x, T* out, int64_t half, int64_t first, int64_t n, cons
   }
 }
 
+template <typename T>
+using NormRow = void (*)(const T* x, const void* weight, T* out, int64_t n, float eps);
+
+template <typename T, typename W, WeightForm form>
+void norm_head(const T* x, const void* weight, T* out, int64_t n, float eps) {
+  norm_row<T, W, T, form, false>(x, nullptr, static_cast<const W*>(weight), out, nullptr, n, eps);
+}
+
+template <typename T, typename W>
+NormRow<T> norm_of(WeightForm form) {
+  switch (form) {
+    case WeightForm::cast_mul: return norm_head<T, W, WeightForm::cast_mul>;
+    case WeightForm::mul_cast: return norm_head<T, W, WeightForm::mul_cast>;
+    case WeightForm::one_plus: return norm_head<T, W, WeightForm::one_plus>;
+    case WeightForm::none: return norm_head<T, W, WeightForm::none>;
+  }
+  return nullptr;
+}
+
+template <typename T>
+NormRow<T> norm_of(const RopeArgs& args) {
+  if (!args.normed) return nullptr;
+  switch (args.norm.weight_dtype) {
+    case DType::f32: return norm_of<T, float>(args.norm.form);
+    case DType::bf16: return norm_of<T, bf16>(args.norm.form);
+    case DType::f16: return norm_of<T, f16>(args.norm.form);
+  }
+  return nullptr;
+}
+
 // Item i belongs to block i / (block * heads); inside a block, positions change faster than heads.
 template <typename T, RopeStyle style, bool round_products>
 void rotate_rows(const RopeArgs& args, const RopeTensor& x, int64_t begin, int64_t end) {
@@ -178,6 +208,9 @@ void rotate_rows(const RopeArgs& args, const RopeTensor& x, int64_t begin, int64
   const int64_t widest = min(half, kPairs), block = min(kPositions, kFloats / (4 * widest));
   alignas(64) float tables[kFloats + kLanes];  // vectors may read past the end
   int64_t in_offset[kPositions], out_offset[kPositions];
+  const NormRow<T> norm = norm_of<T>(args);
+  const void* weight = norm ? args.norm.weights[&x - args.tensors] : nullptr;
+  T normed[RopeNorm::kMostHeadSize];
   while (begin < end) {
     const int64_t first_group = begin / (block * heads) * block, positions = min(block, groups - first_group);
     const int64_t block_begin = first_group * heads, block_end = min(end, block_begin + positions * heads);
@@ -195,6 +228,10 @@ void rotate_rows(const RopeArgs& args, const RopeTensor& x, int64_t begin, int64
         for (; j < positions && i < block_end; ++j, ++i) {
           const T* from = in + in_offset[j];
           T* to = out + out_offset[j];
+          if (norm) {
+            norm(from, weight, normed, args.head_size, args.norm.eps);
+            from = normed;
+          }
           rotate_row<T, style, round_products>(from, to, half, first, n, tables + j * 4 * n);
           if (first == 0 && rest > 0 && from != to)
             std::memcpy(to + args.rotary_dim, from + args.rotary_dim, rest * sizeof(T));

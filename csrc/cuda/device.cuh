@@ -50,6 +50,49 @@ template <> DEVICE float round_to<bf16>(float x) {  // in one instruction; a cvt
   return __uint_as_float(y);
 }
 
+// ---- two elements of 16 bits in one word, the first one low ----
+
+// Each result is rounded once: what float32 arithmetic and a conversion give, except for bf16 products below 2^-126, which
+// float32 rounds as well.
+template <typename T> struct Pair;
+template <> struct Pair<bf16> {
+  static DEVICE uint32_t from_floats(float low, float high) {
+    uint32_t y;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+    return y;
+  }
+  static DEVICE uint32_t product(uint32_t a, uint32_t b) {  // a * b - 0
+    uint32_t y;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(0x80008000u));
+    return y;
+  }
+  static DEVICE uint32_t sum(uint32_t a, uint32_t b) {  // a * 1 + b
+    uint32_t y;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(0x3f803f80u), "r"(b));
+    return y;
+  }
+};
+template <> struct Pair<f16> {
+  static DEVICE uint32_t from_floats(float low, float high) {
+    uint32_t y;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+    return y;
+  }
+  static DEVICE uint32_t product(uint32_t a, uint32_t b) {
+    uint32_t y;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+    return y;
+  }
+  static DEVICE uint32_t sum(uint32_t a, uint32_t b) {
+    uint32_t y;
+    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+    return y;
+  }
+};
+
+template <typename A, typename B> constexpr bool is_same = false;
+template <typename A> constexpr bool is_same<A, A> = true;
+
 // ---- memory ----
 
 constexpr int kVectorBytes = 16;  // the widest access of one thread
@@ -58,6 +101,69 @@ template <typename T, int n>
 struct alignas(n * sizeof(T) < kVectorBytes ? n * sizeof(T) : kVectorBytes) Vec {
   T at[n];
 };
+
+template <typename T, int n>
+DEVICE uint32_t& word(Vec<T, n>& v, int i) { return reinterpret_cast<uint32_t*>(&v)[i]; }
+template <typename T, int n>
+DEVICE const uint32_t& word(const Vec<T, n>& v, int i) { return reinterpret_cast<const uint32_t*>(&v)[i]; }
+
+template <typename T, int n>
+DEVICE Vec<T, 2 * n> joined(const Vec<T, n>& a, const Vec<T, n>& b) {
+  Vec<T, 2 * n> y;
+#pragma unroll
+  for (int i = 0; i < n; ++i) {
+    y.at[i] = a.at[i];
+    y.at[n + i] = b.at[i];
+  }
+  return y;
+}
+
+// Sums and products of the elements, rounded to T.
+template <typename T, int n>
+DEVICE Vec<T, n> sum(const Vec<T, n>& a, const Vec<T, n>& b) {
+  Vec<T, n> y;
+  if constexpr (sizeof(T) == 2) {
+#pragma unroll
+    for (int i = 0; i < n / 2; ++i) word(y, i) = Pair<T>::sum(word(a, i), word(b, i));
+  } else {
+#pragma unroll
+    for (int i = 0; i < n; ++i) y.at[i] = a.at[i] + b.at[i];
+  }
+  return y;
+}
+template <typename T, int n>
+DEVICE Vec<T, n> product(const Vec<T, n>& a, const Vec<T, n>& b) {
+  Vec<T, n> y;
+  if constexpr (sizeof(T) == 2) {
+#pragma unroll
+    for (int i = 0; i < n / 2; ++i) word(y, i) = Pair<T>::product(word(a, i), word(b, i));
+  } else {
+#pragma unroll
+    for (int i = 0; i < n; ++i) y.at[i] = a.at[i] * b.at[i];
+  }
+  return y;
+}
+
+// f(i) for all elements, rounded to T.
+template <typename T, int n, typename F>
+DEVICE Vec<T, n> rounded(F&& f) {
+  Vec<T, n> y;
+  if constexpr (sizeof(T) == 2) {
+#pragma unroll
+    for (int i = 0; i < n; i += 2) word(y, i / 2) = Pair<T>::from_floats(f(i), f(i + 1));
+  } else {
+#pragma unroll
+    for (int i = 0; i < n; ++i) y.at[i] = f(i);
+  }
+  return y;
+}
+
+// The compiler takes the elements for new ones. It would keep what it has converted once, in twice the registers.
+template <typename T, int n>
+DEVICE void forget_conversions(Vec<T, n>& v) {
+#pragma unroll
+  for (int i = 0; i < int(n * sizeof(T) / 4); ++i) asm("" : "+r"(word(v, i)));
+}
 
 // How a load leaves the L1 cache: data that is read once should not push out data that is read by every block.
 enum class Reuse { once, often };

@@ -1,18 +1,41 @@
 // RMSNorm with and without a residual. A row is read once, held in registers while its squares are summed, and written
-// once: bound by memory.
+// once, as it is or as codes and scales: bound by memory.
 #pragma once
 
-#include "device.cuh"
 #include "norm_config.h"
+#include "norm_row.cuh"
+#include "quantizer.cuh"
 
 namespace deepinfer {
 
-template <typename T, WeightForm form>
-DEVICE float apply_weight(float normed, float weight) {
-  if constexpr (form == WeightForm::cast_mul) return round_to<T>(normed) * weight;
-  if constexpr (form == WeightForm::mul_cast) return normed * weight;
-  if constexpr (form == WeightForm::one_plus) return normed * (1.f + weight);
-  return normed;
+// Piece k of a thread begins at element first + k * lanes * n. A group lies within one piece of each of its threads, or
+// is the whole row.
+template <RmsNormConfig c, typename Out, int n>
+DEVICE void quantize_row(const QuantizedRows& out, const Vec<Out, n> (&y)[c.vectors], int64_t row, int first,
+                         int64_t size, bool active) {
+  __shared__ float scratch[32];
+  float amax[c.vectors];
+#pragma unroll
+  for (int k = 0; k < c.vectors; ++k) amax[k] = largest_magnitude(y[k]);
+  if constexpr (c.row_scale) {
+#pragma unroll
+    for (int k = 1; k < c.vectors; ++k) amax[0] = max_or_nan(amax[0], amax[k]);
+    amax[0] = max_over<c.lanes>(amax[0], scratch);
+  }
+  auto* codes = static_cast<uint8_t*>(out.codes) + row * code_bytes<c.code>(size);
+  const int64_t band = band_offset<c.scale>(out.scales, row);
+#pragma unroll
+  for (int k = 0; k < c.vectors; ++k) {
+    const int64_t i = first + k * c.lanes * n;
+    const auto scale = scale_of<c.code, c.scale>(c.row_scale ? amax[0] : max_over<c.group_lanes>(amax[k], scratch));
+    if (!active) continue;
+    if (threadIdx.x % c.group_lanes == 0 && i < size && (k == 0 || !c.row_scale))
+      store_scale<c.scale>(out.scales, band, c.row_scale ? 0 : i / (c.group_lanes * n), scale.stored);
+    float x[n];
+#pragma unroll
+    for (int j = 0; j < n; ++j) x[j] = to_float(y[k].at[j]);
+    store_codes<c.code, c.access, n>(codes, i, size, scaled_codes<c.code, n>(x, scale));
+  }
 }
 
 template <RmsNormConfig c>
@@ -45,27 +68,16 @@ DEVICE void rms_norm(const RmsNormArgs& args) {
     else return Vec<W, n>{};
   };
   auto add_residual = [&](Values& v, const Values& r, int64_t i) {
-#pragma unroll
-    for (int j = 0; j < n; ++j) v.at[j] = from_float<T>(to_float(v.at[j]) + to_float(r.at[j]));
+    v = deepinfer::sum(v, r);
     if (active) store_vector<c.access, n>(sum, i, size, v);
   };
-  auto squares = [&](const Values& v) {
-    float total = 0;
-#pragma unroll
-    for (int j = 0; j < n; ++j) total += to_float(v.at[j]) * to_float(v.at[j]);
-    return total;
-  };
   auto write = [&](const Values& v, const Vec<W, n>& w, float scale, int64_t i) {
-    Vec<Out, n> y;
-#pragma unroll
-    for (int j = 0; j < n; ++j)
-      y.at[j] = from_float<Out>(apply_weight<T, c.form>(to_float(v.at[j]) * scale, to_float(w.at[j])));
+    const auto y = normed<Out, c.form>(v, w, scale);
     if (active) store_vector<c.access, n>(out, i, size, y);
   };
 
   // All loads first, so that they are under way together.
   Values held[c.vectors];
-  Vec<W, n> weights[c.vectors];
 #pragma unroll
   for (int k = 0; k < c.vectors; ++k) held[k] = read(first + k * step);
   const T* residual = nullptr;
@@ -76,30 +88,36 @@ DEVICE void rms_norm(const RmsNormArgs& args) {
     for (int k = 0; k < c.vectors; ++k)
       other[k] = load_vector<Reuse::once, c.access, n>(residual, first + k * step, size);
 #pragma unroll
-    for (int k = 0; k < c.vectors; ++k) weights[k] = read_weight(first + k * step);
-#pragma unroll
     for (int k = 0; k < c.vectors; ++k) add_residual(held[k], other[k], first + k * step);
-  } else {
-#pragma unroll
-    for (int k = 0; k < c.vectors; ++k) weights[k] = read_weight(first + k * step);
   }
+  Vec<W, n> weights[c.vectors];
+#pragma unroll
+  for (int k = 0; k < c.vectors; ++k) weights[k] = read_weight(first + k * step);
   let_next_kernel_start();
 
   float total = 0;
 #pragma unroll
-  for (int k = 0; k < c.vectors; ++k) total += squares(held[k]);
+  for (int k = 0; k < c.vectors; ++k) total += sum_of_squares(held[k]);
   if constexpr (c.longer) {
     for (int64_t i = first + c.vectors * step; i < size; i += step) {
       Values v = read(i);
       if constexpr (c.add) add_residual(v, load_vector<Reuse::once, c.access, n>(residual, i, size), i);
-      total += squares(v);
+      total += sum_of_squares(v);
     }
   }
-  const float mean = sum_over<c.lanes>(total, scratch) / float(size);
-  const float scale = 1.f / sqrtf(mean + args.eps);
-
 #pragma unroll
-  for (int k = 0; k < c.vectors; ++k) write(held[k], weights[k], scale, first + k * step);
+  for (int k = 0; k < c.vectors; ++k) forget_conversions(held[k]);
+  const float scale = inverse_norm(sum_over<c.lanes>(total, scratch), size, args.eps);
+
+  if constexpr (c.group_lanes > 0) {
+    Vec<Out, n> y[c.vectors];
+#pragma unroll
+    for (int k = 0; k < c.vectors; ++k) y[k] = normed<Out, c.form>(held[k], weights[k], scale);
+    quantize_row<c>(args.quantized, y, row, first, size, active);
+  } else {
+#pragma unroll
+    for (int k = 0; k < c.vectors; ++k) write(held[k], weights[k], scale, first + k * step);
+  }
   if constexpr (c.longer) {
     const T* again = c.add ? sum : x;  // each thread reads what it has itself written
     for (int64_t i = first + c.vectors * step; i < size; i += step)

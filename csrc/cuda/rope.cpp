@@ -5,15 +5,12 @@
 
 #include "../jit/cuda_launch.h"
 #include "launch.h"
+#include "norm.h"
 #include "rope_config.h"
 
 namespace deepinfer::cuda {
 
-namespace {
-
-constexpr int64_t kThreadsToFill = 512;  // a processor: no more rows a thread before there are as many threads
-
-const char* name_of(RopeStyle style) {
+static const char* name_of(RopeStyle style) {
   switch (style) {
     case RopeStyle::half: return "RopeStyle::half";
     case RopeStyle::interleaved: return "RopeStyle::interleaved";
@@ -21,6 +18,10 @@ const char* name_of(RopeStyle style) {
   }
   return "";
 }
+
+namespace {
+
+constexpr int64_t kThreadsToFill = 512;  // a processor: no more rows a thread before there are as many threads
 
 jit::KernelSource describe(const RopeConfig& c) {
   jit::KernelSource source;
@@ -43,7 +44,12 @@ jit::KernelSource describe(const RopeConfig& c) {
                   {"rest", c.rest},
                   {"strided", c.strided},
                   {"wide", c.wide},
-                  {"ordered", c.ordered}};
+                  {"exchange", c.exchange},
+                  {"ordered", c.ordered},
+                  {"normed", c.normed},
+                  {"form", name_of(c.form)},
+                  {"weight", c.weight},
+                  {"weight_access", c.weight_access}};
   source.threads = kRopeThreads;
   source.pdl = true;
   return source;
@@ -51,17 +57,34 @@ jit::KernelSource describe(const RopeConfig& c) {
 
 // Elements of x in one load, and pairs of one piece.
 int widest(const RopeConfig& c) { return 16 / size_of(c.x); }
-int pairs_of_piece(const RopeConfig& c) { return c.style == RopeStyle::half ? widest(c) : widest(c) / 2; }
+int pairs_of_piece(const RopeConfig& c) {
+  return c.style == RopeStyle::half && !c.exchange ? widest(c) : widest(c) / 2;
+}
+
+// Rows that a thread holds, as registers allow: more where it has less of each, or where a norm costs instructions.
+int most_heads(const RopeConfig& c) {
+  return c.style != RopeStyle::half || (c.exchange && c.normed) ? 4 : 2;
+}
 
 // Columns of a table that are read together.
 int columns_of_piece(const RopeConfig& c) {
-  return pairs_of_piece(c) * (c.style == RopeStyle::interleaved && !c.per_pair ? 2 : 1);
+  return pairs_of_piece(c) * (c.exchange || (c.style == RopeStyle::interleaved && !c.per_pair) ? 2 : 1);
 }
 
 int lanes_of(const RopeConfig& c) {
   const int64_t n = pairs_of_piece(c);
   const int64_t pieces = ceil_div(c.rotary_dim / 2, n) + (c.rest ? ceil_div(c.head_size - c.rotary_dim, 2 * n) : 0);
-  return int(c.ordered ? std::bit_ceil(uint64_t(pieces)) : pieces);
+  return int(c.ordered || c.normed || c.exchange ? std::bit_ceil(uint64_t(pieces)) : pieces);
+}
+
+// Where half a row is shorter than a cache line, one thread for both halves would have each line moved in two parts.
+bool exchanges(RopeConfig c) {
+  constexpr int kLine = 128, kWarp = 32;
+  const int parts = c.rotary_dim / widest(c);
+  if (c.style != RopeStyle::half || c.rotary_dim / 2 * size_of(c.x) >= kLine) return false;
+  if (c.rotary_dim % (2 * widest(c)) != 0 || !std::has_single_bit(unsigned(parts))) return false;
+  c.exchange = 1;
+  return lanes_of(c) <= kWarp;
 }
 
 void limit(Access& access, const RopeTensor& x, int element_size) {
@@ -89,6 +112,12 @@ int table_access_of(const RopeArgs& args, const RopeConfig& c) {
       access.limit(table->data, table->groups, element_size);
       access.limit_stride(table->row_stride, element_size);
     }
+  return access.elements();
+}
+
+int weight_access_of(const RopeArgs& args, const RopeConfig& c) {
+  Access access(widest(c), 16 / size_of(c.weight));
+  for (const void* weight : args.norm.weights) access.limit(weight, size_of(c.weight));
   return access.elements();
 }
 
@@ -123,13 +152,21 @@ RopeConfig plan(const RopeArgs& args, int device) {
     most_rows = std::max(most_rows, x.in_rows.count);
   }
   c.head_size = int(c.rest ? args.head_size : args.rotary_dim);
+  c.exchange = exchanges(c);
   c.access = access_of(args, c);
   c.table_access = table_access_of(args, c);
+  c.normed = args.normed;
+  c.weight = args.dtype;
+  if (c.normed) {
+    c.form = args.norm.form;
+    c.weight = args.norm.weight_dtype;
+    c.weight_access = weight_access_of(args, c);
+  }
   c.lanes = lanes_of(c);
   c.wide = std::max(args.rows[0], args.rows[1]) * c.lanes > INT32_MAX;
   // Few tokens are spread over more threads.
   const int64_t enough = jit::device_facts(device).multiprocessors * kThreadsToFill;
-  const int most = c.style == RopeStyle::half ? 2 : 4;
+  const int most = most_heads(c);
   for (c.heads = 1; c.heads < most && 2 * c.heads <= most_rows; c.heads *= 2)
     if (threads_of(c, args, 0) + threads_of(c, args, 1) < 2 * enough) break;
   return c;
@@ -145,10 +182,12 @@ RopeConfig sample(RopeStyle style, DType x, DType table, int head_size, int rota
   c.round_products = x != DType::f32 && table == x;
   c.per_pair = 1;
   c.position_bytes = 8;
+  c.rest = rotary_dim < head_size;
+  c.exchange = exchanges(c);
   c.access = widest(c);
   c.table_access = std::min(columns_of_piece(c), 16 / size_of(table));
-  c.rest = rotary_dim < head_size;
-  c.heads = style == RopeStyle::half ? 2 : 4;
+  c.heads = most_heads(c);
+  c.weight = x;
   c.lanes = lanes_of(c);
   return c;
 }
@@ -159,7 +198,7 @@ std::vector<RopeConfig> samples() {
   for (RopeStyle style : styles)
     for (int heads : {1, 4}) {
       RopeConfig c = sample(style, DType::bf16, DType::bf16, 64, 64);
-      c.heads = std::min(heads, c.heads);
+      c.heads = std::min(heads, most_heads(c));
       configs.push_back(c);
     }
   // In place with pairs read and halves written, by a warp and by a block.
@@ -178,6 +217,20 @@ std::vector<RopeConfig> samples() {
   RopeConfig complex = sample(RopeStyle::interleaved, DType::bf16, DType::f32, 64, 64);
   complex.position_bytes = complex.table_access = 0;
   configs.push_back(complex);
+  // Normed first, as transformers calls it; then heads that rotate in part.
+  RopeConfig normed = eager;
+  normed.normed = 1;
+  normed.weight_access = 8;
+  configs.push_back(normed);
+  for (RopeStyle style : styles) {
+    RopeConfig c = sample(style, DType::bf16, DType::f32, 80, 48);
+    c.normed = 1;
+    c.form = WeightForm::one_plus;
+    c.weight = DType::f32;
+    c.weight_access = 4;
+    c.lanes = lanes_of(c);
+    configs.push_back(c);
+  }
   // Part of a head, and more rows than 32 bits count; then the other types, misaligned, with a column an element.
   RopeConfig partial = sample(RopeStyle::half, DType::f16, DType::f32, 128, 64);
   partial.wide = 1;
@@ -213,6 +266,19 @@ bool reads_whole_rows(const RopeArgs& args) {
   c.rest = c.rotary_dim < c.head_size;  // if the other tensor is not in place
   c.ordered = 1;
   return lanes_of(c) <= kRopeThreads;
+}
+
+bool norms_rows(const RopeArgs& args) {
+  RopeConfig c{};
+  c.x = args.dtype;
+  c.style = args.style;
+  c.head_size = int(args.head_size);
+  c.rotary_dim = int(args.rotary_dim);
+  c.rest = c.rotary_dim < c.head_size;
+  c.normed = 1;
+  // Every piece consists of the 16 bytes that the norm kernel sums at a time.
+  const int part = widest(c), piece = c.style == RopeStyle::half ? 2 * part : part;
+  return c.rotary_dim % piece == 0 && (c.head_size - c.rotary_dim) % part == 0 && lanes_of(c) <= 32;
 }
 
 }  // namespace deepinfer::cuda

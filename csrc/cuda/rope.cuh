@@ -1,15 +1,16 @@
 // Rotary embedding. The threads of a row lie next to each other, then come the rows of one position, then the
 // positions: a row of the tables is fetched into the L1 cache once and used by all heads. The loads of x do not wait
-// for those of the position and the tables. Bound by memory: read x, write the result.
+// for those of the position and the tables. A norm in front sums over the threads of a row. Bound by memory: read x,
+// write the result.
 #pragma once
 
-#include "device.cuh"
+#include "norm_row.cuh"
 #include "rope_config.h"
 
 namespace deepinfer {
 
 template <RopeConfig c>
-constexpr int pairs_of_piece = kVectorBytes / sizeof(Element<c.x>) / (c.style == RopeStyle::half ? 1 : 2);
+constexpr int pairs_of_piece = kVectorBytes / sizeof(Element<c.x>) / (c.style == RopeStyle::half && !c.exchange ? 1 : 2);
 
 // Of threads, rows and positions: divisions of 64 bits take many times as long as those of 32.
 template <bool wide> struct IndexOf { using type = uint32_t; };
@@ -17,20 +18,21 @@ template <> struct IndexOf<true> { using type = uint64_t; };
 
 // ---- pieces of a row ----
 
-// One piece is held as the row has it: for the styles with halves n first elements and n second ones, for interleaved
-// pairs n times a first and a second one.
-template <bool halves, int n> DEVICE constexpr int first_of(int pair) { return halves ? pair : 2 * pair; }
-template <bool halves, int n> DEVICE constexpr int second_of(int pair) { return halves ? n + pair : 2 * pair + 1; }
+// A thread has 2n elements of a row, which belong to n pairs, as they lie there: in two runs of n, one in each half, or
+// in one run, which for the elements beyond rotary_dim it always is. With `exchange` a run holds one side of 2n pairs.
+template <RopeConfig c> using Piece = Vec<Element<c.x>, 2 * pairs_of_piece<c>>;
 
-// Where a piece of 2n elements lies in a row: in two runs of n, one in each half, or in one run, which for the elements
-// beyond rotary_dim it always is.
+template <RopeConfig c> constexpr bool reads_halves = c.style == RopeStyle::half && !c.exchange;
+template <RopeConfig c> constexpr bool writes_halves = c.style != RopeStyle::interleaved && !c.exchange;
+template <RopeConfig c> constexpr int turned_pieces = (c.rotary_dim / 2 + pairs_of_piece<c> - 1) / pairs_of_piece<c>;
+
 template <RopeConfig c, bool halves>
 struct Place {
   static constexpr int n = pairs_of_piece<c>;
   int first, first_end, second, second_end;
 
   DEVICE explicit Place(int piece) {
-    constexpr int half = c.rotary_dim / 2, turned = (half + n - 1) / n;
+    constexpr int half = c.rotary_dim / 2, turned = turned_pieces<c>;
     const bool beyond = c.rest && piece >= turned;
     if (beyond) first = c.rotary_dim + (piece - turned) * 2 * n;
     else first = piece * (halves ? n : 2 * n);
@@ -41,29 +43,22 @@ struct Place {
 };
 
 // Nothing past the end of the run, and nothing at all unless `wanted`.
-template <RopeConfig c>
-DEVICE auto read_piece(const Element<c.x>* row, int piece, bool wanted) {
-  constexpr bool halves = c.style == RopeStyle::half;
+template <RopeConfig c, Reuse reuse, int access, typename E>
+DEVICE Vec<E, 2 * pairs_of_piece<c>> read_piece(const E* row, int piece, bool wanted) {
+  constexpr bool halves = reads_halves<c>;
   constexpr int n = pairs_of_piece<c>;
   const Place<c, halves> place(piece);
   if constexpr (!halves) {
-    return load_vector<Reuse::once, c.access, 2 * n>(row, place.first, wanted ? place.first_end : 0);
+    return load_vector<reuse, access, 2 * n>(row, place.first, wanted ? place.first_end : 0);
   } else {
-    const auto a = load_vector<Reuse::once, c.access, n>(row, place.first, wanted ? place.first_end : 0);
-    const auto b = load_vector<Reuse::once, c.access, n>(row, place.second, wanted ? place.second_end : 0);
-    Vec<Element<c.x>, 2 * n> v;
-#pragma unroll
-    for (int i = 0; i < n; ++i) {
-      v.at[i] = a.at[i];
-      v.at[n + i] = b.at[i];
-    }
-    return v;
+    return joined(load_vector<reuse, access, n>(row, place.first, wanted ? place.first_end : 0),
+                  load_vector<reuse, access, n>(row, place.second, wanted ? place.second_end : 0));
   }
 }
 
 template <RopeConfig c>
-DEVICE void write_piece(Element<c.x>* row, int piece, const Vec<Element<c.x>, 2 * pairs_of_piece<c>>& v) {
-  constexpr bool halves = c.style != RopeStyle::interleaved;
+DEVICE void write_piece(Element<c.x>* row, int piece, const Piece<c>& v) {
+  constexpr bool halves = writes_halves<c>;
   constexpr int n = pairs_of_piece<c>;
   // A row of pairs of halves: what divides rotary_dim need not divide the half.
   constexpr int access = c.style == RopeStyle::interleaved_to_half ? (c.access + 1) / 2 : c.access;
@@ -99,35 +94,32 @@ DEVICE Vec<Element<c.table>, n> read_columns(const Element<c.table>* row, int64_
   }
 }
 
-// The cosines or sines of the first and of the second elements of n pairs; zeros unless `wanted`.
-template <int n>
-struct Angles { float first[n], second[n]; };
+// The cosines or sines of a piece, one for each element in the order of the output.
+template <RopeConfig c> using Angles = Vec<Element<c.table>, 2 * pairs_of_piece<c>>;
 
 template <RopeConfig c>
-DEVICE auto read_angles(const RopeTable& table, int64_t offset, int piece, bool wanted) {
-  constexpr bool halves = c.style != RopeStyle::interleaved;
+DEVICE Angles<c> read_angles(const RopeTable& table, int64_t offset, int piece, bool wanted) {
   constexpr int n = pairs_of_piece<c>, half = c.rotary_dim / 2;
   const auto* row = static_cast<const Element<c.table>*>(table.data) + offset;
+  const int64_t stride = table.column_stride;
   const int end = wanted ? half : 0;
-  Angles<n> angles;
-  if constexpr (c.per_pair || halves) {
-    const auto first = read_columns<c, n>(row, table.column_stride, piece * n, end);
-    const auto second = c.per_pair ? first : read_columns<c, n>(row + half * table.column_stride, table.column_stride,
-                                                                piece * n, end);
+  if constexpr (c.exchange) {
+    const int first = piece * 2 * n;
+    return read_columns<c, 2 * n>(row, stride, c.per_pair && first >= half ? first - half : first,
+                                  c.per_pair ? end : 2 * end);
+  } else if constexpr (writes_halves<c>) {
+    const auto first = read_columns<c, n>(row, stride, piece * n, end);
+    if constexpr (c.per_pair) return joined(first, first);
+    else return joined(first, read_columns<c, n>(row + half * stride, stride, piece * n, end));
+  } else if constexpr (c.per_pair) {
+    const auto pairs = read_columns<c, n>(row, stride, piece * n, end);
+    Angles<c> both;
 #pragma unroll
-    for (int i = 0; i < n; ++i) {
-      angles.first[i] = to_float(first.at[i]);
-      angles.second[i] = to_float(second.at[i]);
-    }
+    for (int i = 0; i < 2 * n; ++i) both.at[i] = pairs.at[i / 2];
+    return both;
   } else {
-    const auto both = read_columns<c, 2 * n>(row, table.column_stride, piece * 2 * n, 2 * end);
-#pragma unroll
-    for (int i = 0; i < n; ++i) {
-      angles.first[i] = to_float(both.at[2 * i]);
-      angles.second[i] = to_float(both.at[2 * i + 1]);
-    }
+    return read_columns<c, 2 * n>(row, stride, piece * 2 * n, 2 * end);
   }
-  return angles;
 }
 
 template <RopeConfig c>
@@ -139,30 +131,82 @@ DEVICE int64_t read_position(const RopeArgs& args, const RopeTensor& x, int64_t 
     return load_access<Reuse::often, int32_t, 1>(static_cast<const int32_t*>(args.positions) + at, wanted).at[0];
 }
 
-// ---- rotation ----
+// ---- the norm in front ----
 
-// x cos + sign * partner sin, with the roundings of the CPU kernel.
-template <RopeConfig c, int sign>
-DEVICE float rotate(float x, float cos, float partner, float sin) {
-  float a = x * cos, b = partner * sin;
-  if constexpr (c.round_products) a = round_to<Element<c.x>>(a), b = round_to<Element<c.x>>(b);
-  return sign > 0 ? a + b : a - b;
+// The sum over a row, in the order of the norm kernel, from those over the 16 bytes that the norm takes at a time: a
+// thread holds one such part, or two in two runs. Thread i starts with the parts i and i + lanes; what is missing is 0.
+template <RopeConfig c>
+DEVICE float sum_of_row(const Piece<c>& x) {
+  constexpr int n = pairs_of_piece<c>;
+  if constexpr (!reads_halves<c>) {
+    return sum_over<c.lanes>(sum_of_squares(x), nullptr);
+  } else {
+    constexpr int half = c.rotary_dim / 2 / n, parts = c.head_size / n;
+    const float low = sum_of_squares<0, n>(x), high = sum_of_squares<n, 2 * n>(x);
+    if constexpr (half == c.lanes) return sum_over<c.lanes>(low + high, nullptr);
+    auto part = [&](int i) {  // the halves of the rotation, then what lies beyond it, two parts a thread
+      const int beyond = i - 2 * half;
+      const int thread = beyond >= 0 ? half + beyond / 2 : i % half;
+      const float a = __shfl_sync(0xffffffff, low, thread, c.lanes), b = __shfl_sync(0xffffffff, high, thread, c.lanes);
+      return i >= parts ? 0.f : (beyond >= 0 ? beyond % 2 : i >= half) ? b : a;
+    };
+    const int thread = threadIdx.x % c.lanes;
+    const float first = part(thread);
+    return sum_over<c.lanes>(first + part(thread + c.lanes), nullptr);
+  }
 }
 
+// ---- rotation ----
+
+// The elements in the order of the output, and the partner of each.
 template <RopeConfig c>
-DEVICE auto rotate_piece(const Vec<Element<c.x>, 2 * pairs_of_piece<c>>& x, const Angles<pairs_of_piece<c>>& cos,
-                         const Angles<pairs_of_piece<c>>& sin) {
-  using T = Element<c.x>;
-  constexpr bool from_halves = c.style == RopeStyle::half, to_halves = c.style != RopeStyle::interleaved;
-  constexpr int n = pairs_of_piece<c>;
-  Vec<T, 2 * n> y;
+struct Turned {
+  static constexpr int n = pairs_of_piece<c>;
+  Piece<c> own, partner;
+
+  DEVICE explicit Turned(const Piece<c>& x) : own(x) {
+    if constexpr (c.exchange) {
 #pragma unroll
-  for (int i = 0; i < n; ++i) {
-    const float a = to_float(x.at[first_of<from_halves, n>(i)]), b = to_float(x.at[second_of<from_halves, n>(i)]);
-    y.at[first_of<to_halves, n>(i)] = from_float<T>(rotate<c, -1>(a, cos.first[i], b, sin.first[i]));
-    y.at[second_of<to_halves, n>(i)] = from_float<T>(rotate<c, 1>(b, cos.second[i], a, sin.second[i]));
+      for (int i = 0; i < int(kVectorBytes / 4); ++i)
+        word(partner, i) = __shfl_xor_sync(0xffffffff, word(x, i), turned_pieces<c> / 2, 32);
+    } else {
+      constexpr bool from_halves = reads_halves<c>, to_halves = writes_halves<c>;
+#pragma unroll
+      for (int i = 0; i < n; ++i) {
+        const auto a = x.at[from_halves ? i : 2 * i], b = x.at[from_halves ? n + i : 2 * i + 1];
+        own.at[to_halves ? i : 2 * i] = partner.at[to_halves ? n + i : 2 * i + 1] = a;
+        own.at[to_halves ? n + i : 2 * i + 1] = partner.at[to_halves ? i : 2 * i] = b;
+      }
+    }
   }
-  return y;
+};
+
+DEVICE float negated(float x) { return -x; }
+DEVICE bf16 negated(bf16 x) { return {uint16_t(x.bits ^ 0x8000)}; }
+DEVICE f16 negated(f16 x) { return {uint16_t(x.bits ^ 0x8000)}; }
+
+// With the sign that the rotation gives them: minus for the first element of a pair, else plus; the other way round if
+// `inverse`.
+template <RopeConfig c>
+DEVICE void give_signs(Angles<c>& sin, int piece, bool inverse) {
+  constexpr int n = pairs_of_piece<c>;
+#pragma unroll
+  for (int i = 0; i < 2 * n; ++i) {
+    const bool first = c.exchange ? piece < turned_pieces<c> / 2 : writes_halves<c> ? i < n : i % 2 == 0;
+    if (first != inverse) sin.at[i] = negated(sin.at[i]);
+  }
+}
+
+// own * cos + partner * sin, with the roundings of the CPU kernel.
+template <RopeConfig c>
+DEVICE Piece<c> rotate_piece(const Piece<c>& x, const Angles<c>& cos, const Angles<c>& sin) {
+  const Turned<c> turned(x);
+  if constexpr (c.round_products)
+    return sum(product(turned.own, cos), product(turned.partner, sin));
+  else
+    return rounded<Element<c.x>, 2 * pairs_of_piece<c>>([&](int i) {
+      return to_float(turned.own.at[i]) * to_float(cos.at[i]) + to_float(turned.partner.at[i]) * to_float(sin.at[i]);
+    });
 }
 
 // How often the threads of a position go through its rows.
@@ -172,8 +216,8 @@ DEVICE int64_t turns_of(const RopeTensor& x) { return (x.in_rows.count + c.heads
 template <RopeConfig c>
 DEVICE void rotary_embedding(const RopeArgs& args) {
   using T = Element<c.x>;
+  using W = Element<c.weight>;
   using Index = typename IndexOf<c.wide>::type;
-  constexpr int n = pairs_of_piece<c>, turned = (c.rotary_dim / 2 + n - 1) / n;
 
   // Blocks for q, then blocks for k.
   const int64_t q_threads = args.rows[0] ? turns_of<c>(args.tensors[0]) * args.tensors[0].in_groups.count * c.lanes : 0;
@@ -186,7 +230,7 @@ DEVICE void rotary_embedding(const RopeArgs& args) {
   const Index group = thread / c.lanes / stride, first_row = thread / c.lanes % stride;
   const bool active = group < x.in_groups.count;
   const Index rows = active ? Index(x.in_rows.count) : 0;
-  const bool beyond = c.rest && piece >= turned, turns = active && !beyond;
+  const bool beyond = c.rest && piece >= turned_pieces<c>, turns = active && !beyond;
   const T* in = static_cast<const T*>(x.in) + row_offset<c.strided>(x.in_groups, group);
   T* out = static_cast<T*>(x.out) + row_offset<c.strided>(x.out_groups, group);
 
@@ -194,12 +238,15 @@ DEVICE void rotary_embedding(const RopeArgs& args) {
 
   int64_t position = 0;
   if constexpr (c.position_bytes > 0) position = read_position<c>(args, x, group, turns);
-  Vec<T, 2 * n> held[c.heads];
+  Piece<c> held[c.heads];
 #pragma unroll
   for (int j = 0; j < c.heads; ++j) {
     const Index row = first_row + j * stride;
-    held[j] = read_piece<c>(in + row_offset<c.strided>(x.in_rows, row), piece, row < rows);
+    held[j] = read_piece<c, Reuse::once, c.access>(in + row_offset<c.strided>(x.in_rows, row), piece, row < rows);
   }
+  Vec<W, 2 * pairs_of_piece<c>> weight{};
+  if constexpr (c.normed && c.form != WeightForm::none)
+    weight = read_piece<c, Reuse::often, c.weight_access>(static_cast<const W*>(args.norm.weights[is_k]), piece, active);
   __syncwarp();  // or the assembler puts some of these loads behind those that wait for the position
 
   int64_t cos_row, sin_row;
@@ -214,20 +261,24 @@ DEVICE void rotary_embedding(const RopeArgs& args) {
   }
   const auto cos = read_angles<c>(x.cos, cos_row, piece, turns && valid);
   auto sin = read_angles<c>(x.sin, sin_row, piece, turns && valid);
-  const float sign = valid ? args.sin_sign : __uint_as_float(0x7fffffff);  // a NaN spoils every sum
+  give_signs<c>(sin, piece, args.sin_sign < 0);
+  if (!valid) {
 #pragma unroll
-  for (int i = 0; i < n; ++i) {
-    sin.first[i] *= sign;
-    sin.second[i] *= sign;
+    for (auto& each : sin.at) each = from_float<Element<c.table>>(__uint_as_float(0x7fffffff));  // spoils every sum
   }
   let_next_kernel_start();
   if constexpr (c.ordered && c.lanes > 32) __syncthreads();
 
 #pragma unroll
-  for (int j = 0; j < c.heads; ++j)
+  for (int j = 0; j < c.heads; ++j) {
+    if constexpr (c.normed) {
+      const float squares = sum_of_row<c>(held[j]);
+      held[j] = normed<T, c.form>(held[j], weight, inverse_norm(squares, c.head_size, args.norm.eps));
+    }
+    const auto rotated = rotate_piece<c>(held[j], cos, sin);
     if (const Index row = first_row + j * stride; row < rows)
-      write_piece<c>(out + row_offset<c.strided>(x.out_rows, row), piece,
-                     beyond ? held[j] : rotate_piece<c>(held[j], cos, sin));
+      write_piece<c>(out + row_offset<c.strided>(x.out_rows, row), piece, beyond ? held[j] : rotated);
+  }
 }
 
 }  // namespace deepinfer

@@ -11,4 +11,7 @@ void rotary_embedding(const RopeArgs& args, int device);
 // Whether all of a row is read before any of it is written: interleaved_to_half may then work in place.
 bool reads_whole_rows(const RopeArgs& args);
 
+// Whether the kernel can norm rows of this size on their way.
+bool norms_rows(const RopeArgs& args);
+
 }  // namespace deepinfer::cuda

@@ -24,7 +24,12 @@ struct RopeConfig {
   int rest;            // 1: the elements beyond rotary_dim are copied
   int strided;         // 1: some rows have more than one stride
   int wide;            // 1: threads are not counted in 32 bits
+  int exchange;        // 1: for `half`, a thread has 16 bytes of one half and gets the partners from another thread
   int ordered;         // 1: a row is written where it is read, in another order; `lanes` divides kRopeThreads
+  int normed;          // 1: rows are normed first; `lanes` is a power of two up to 32
+  WeightForm form;     // of that norm
+  DType weight;
+  int weight_access;
 };
 
 }  // namespace deepinfer

@@ -1,6 +1,6 @@
 // rms_norm and add_rms_norm: schemas, argument checks, outputs. Only the launch depends on the device.
 
-#include "norm.h"
+#include "norm_op.h"
 
 #include "../cpu/norm.h"
 #include "../cpu/parallel.h"
@@ -10,8 +10,6 @@
 
 namespace deepinfer {
 
-namespace {
-
 WeightForm weight_form(const char* op, const std::string& name) {
   if (name == "cast_mul") return WeightForm::cast_mul;
   if (name == "mul_cast") return WeightForm::mul_cast;
@@ -20,77 +18,78 @@ WeightForm weight_form(const char* op, const std::string& name) {
   fail(op, ": weight_form must be cast_mul, mul_cast, one_plus or none, got ", name);
 }
 
-// Checks everything but the residual and allocates the output.
-Tensor prepare(const char* op, RmsNormArgs& args, const Tensor& x, const std::optional<Tensor>& weight, double eps,
-               const std::string& form) {
+ScalarType check_norm(const char* op, const Tensor& x, int64_t hidden_size, const char* weight_name,
+                      const std::optional<Tensor>& weight, double eps, WeightForm form,
+                      const std::string& form_name) {
+  DI_CHECK(eps >= 0, op, ": eps must not be negative, got ", eps);
+  if (form == WeightForm::none) {
+    DI_CHECK(!weight, op, ": ", weight_name, " must be None with weight_form none");
+    return x.scalar_type();
+  }
+  DI_CHECK(weight.has_value(), op, ": ", weight_name, " is required with weight_form ", form_name);
+  DI_CHECK(weight->dim() == 1 && weight->size(0) == hidden_size, op, ": ", weight_name, " must have shape [",
+           hidden_size, "], got ", shape_of(*weight));
+  check_same_device(op, weight_name, *weight, x);
+  float_dtype(op, weight_name, *weight);
+  return form == WeightForm::cast_mul ? promote(x.scalar_type(), weight->scalar_type()) : x.scalar_type();
+}
+
+NormInputs::NormInputs(const char* op, RmsNormArgs& args, const Tensor& x, const std::optional<Tensor>& residual,
+                       const std::optional<Tensor>& weight, double eps, const std::string& form) {
+  if (residual) {
+    DI_CHECK(same_shape(x, *residual), op, ": residual must have the shape of x, ", shape_of(x), ", got ",
+             shape_of(*residual));
+    DI_CHECK(residual->scalar_type() == x.scalar_type(), op, ": residual must have the dtype of x, ",
+             name_of(x.scalar_type()), ", got ", name_of(residual->scalar_type()));
+    check_same_device(op, "residual", *residual, x);
+  }
   DI_CHECK(x.dim() >= 1, op, ": x must have at least one dimension");
   args.dtype = float_dtype(op, "x", x);
-  args.weight_dtype = args.dtype;
   args.form = weight_form(op, form);
   args.hidden_size = x.size(x.dim() - 1);
   DI_CHECK(args.hidden_size > 0, op, ": the last dimension of x must not be empty");
-  DI_CHECK(eps >= 0, op, ": eps must not be negative, got ", eps);
+  out_dtype_ = check_norm(op, x, args.hidden_size, "weight", weight, eps, args.form, form);
   args.eps = float(eps);
-  args.weight = nullptr;
-  auto out_dtype = x.scalar_type();
-  if (args.form == WeightForm::none) {
-    DI_CHECK(!weight, op, ": weight must be None with weight_form none");
-  } else {
-    DI_CHECK(weight.has_value(), op, ": weight is required with weight_form ", form);
-    DI_CHECK(weight->dim() == 1 && weight->size(0) == args.hidden_size, op, ": weight must have shape [",
-             args.hidden_size, "], got ", shape_of(*weight));
-    check_same_device(op, "weight", *weight, x);
-    args.weight_dtype = float_dtype(op, "weight", *weight);
-    if (args.form == WeightForm::cast_mul) out_dtype = promote(x.scalar_type(), weight->scalar_type());
+  args.weight_dtype = weight ? float_dtype(op, "weight", *weight) : args.dtype;
+  args.out_dtype = out_dtype_ == x.scalar_type() ? args.dtype : DType::f32;
+  args.x = x_.emplace(with_dense_rows(x)).const_data_ptr();
+  args.x_rows = rows_of(op, *x_);
+  if (weight) args.weight = weight_.emplace(with_dense_rows(*weight)).const_data_ptr();
+  if (residual) {
+    args.residual = residual_.emplace(with_dense_rows(*residual)).const_data_ptr();
+    args.residual_rows = rows_of(op, *residual_);
   }
-  Tensor out = new_tensor(x, sizes_of(x), out_dtype);
-  args.out_dtype = float_dtype(op, "out", out);
-  args.out = out.mutable_data_ptr();
-  return out;
 }
 
-void launch(const RmsNormArgs& args, const Tensor& x) {
+Tensor new_sum(RmsNormArgs& args, const Tensor& x) {
+  Tensor sum = new_tensor(x, sizes_of(x), x.scalar_type());
+  args.sum = sum.mutable_data_ptr();
+  return sum;
+}
+
+void launch_norm(const RmsNormArgs& args, const Tensor& x) {
   if (x.is_cuda()) return cuda::rms_norm(args, x.get_device_index());
   cpu::parallel(cpu::rms_norm, args, args.x_rows.count, args.hidden_size * 4);
 }
 
 Tensor rms_norm(const Tensor& x, const std::optional<Tensor>& weight, double eps, const std::string& form) {
-  const char* op = "rms_norm";
   RmsNormArgs args{};
-  Tensor out = prepare(op, args, x, weight, eps, form);
-  Tensor dense_x = with_dense_rows(x);
-  std::optional<Tensor> dense_weight;
-  if (weight) args.weight = dense_weight.emplace(with_dense_rows(*weight)).const_data_ptr();
-  args.x = dense_x.const_data_ptr();
-  args.x_rows = rows_of(op, dense_x);
-  launch(args, x);
+  const NormInputs inputs("rms_norm", args, x, std::nullopt, weight, eps, form);
+  Tensor out = new_tensor(x, sizes_of(x), inputs.out_dtype());
+  args.out = out.mutable_data_ptr();
+  launch_norm(args, x);
   return out;
 }
 
 std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual, const std::optional<Tensor>& weight,
                                         double eps, const std::string& form) {
-  const char* op = "add_rms_norm";
   RmsNormArgs args{};
-  DI_CHECK(same_shape(x, residual), op, ": residual must have the shape of x, ", shape_of(x), ", got ",
-           shape_of(residual));
-  DI_CHECK(residual.scalar_type() == x.scalar_type(), op, ": residual must have the dtype of x, ",
-           name_of(x.scalar_type()), ", got ", name_of(residual.scalar_type()));
-  check_same_device(op, "residual", residual, x);
-  Tensor out = prepare(op, args, x, weight, eps, form);
-  Tensor sum = new_tensor(x, sizes_of(x), x.scalar_type());
-  Tensor dense_x = with_dense_rows(x), dense_residual = with_dense_rows(residual);
-  std::optional<Tensor> dense_weight;
-  if (weight) args.weight = dense_weight.emplace(with_dense_rows(*weight)).const_data_ptr();
-  args.x = dense_x.const_data_ptr();
-  args.x_rows = rows_of(op, dense_x);
-  args.residual = dense_residual.const_data_ptr();
-  args.residual_rows = rows_of(op, dense_residual);
-  args.sum = sum.mutable_data_ptr();
-  launch(args, x);
+  const NormInputs inputs("add_rms_norm", args, x, residual, weight, eps, form);
+  Tensor out = new_tensor(x, sizes_of(x), inputs.out_dtype()), sum = new_sum(args, x);
+  args.out = out.mutable_data_ptr();
+  launch_norm(args, x);
   return {out, sum};
 }
-
-}  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(deepinfer, m) {
   m.def("rms_norm(Tensor x, Tensor? weight, float eps, str weight_form=\"cast_mul\") -> Tensor");

@@ -1,4 +1,5 @@
-// rotary_embedding and rotary_embedding_: schemas, argument checks, outputs. Only the launch depends on the device.
+// rotary_embedding, rotary_embedding_ and qk_norm_rope: schemas, argument checks, outputs. Only the launch depends on the
+// device.
 
 #include "rope.h"
 
@@ -6,6 +7,7 @@
 #include "../cpu/rope.h"
 #include "../cuda/rope.h"
 #include "check.h"
+#include "norm_op.h"
 #include "overlap.h"
 #include "rows.h"
 
@@ -135,6 +137,18 @@ void launch(const char* op, RopeArgs& args, const Tensor& q, const Angles& angle
   cpu::parallel(cpu::rotary_embedding, args, args.rows[0] + args.rows[1], args.head_size * 4);
 }
 
+// q and k rotated into fresh tensors.
+std::tuple<Tensor, Tensor> rotated(const char* op, RopeArgs& args, const Tensor& q, const std::optional<Tensor>& k,
+                                   const Angles& angles) {
+  Tensor dense_q = with_dense_rows(q), q_out = new_tensor(q, sizes_of(q), q.scalar_type());
+  args.tensors[0] = walk(op, "q", dense_q, q_out, angles);
+  std::optional<Tensor> dense_k;
+  Tensor k_out = new_tensor(q, k ? sizes_of(*k) : std::vector<int64_t>{0}, q.scalar_type());
+  if (k) args.tensors[1] = walk(op, "k", dense_k.emplace(with_dense_rows(*k)), k_out, angles);
+  launch(op, args, q, angles);
+  return {q_out, k_out};
+}
+
 std::tuple<Tensor, Tensor> rotary_embedding(const Tensor& q, const std::optional<Tensor>& k, const Tensor& cos,
                                             const Tensor& sin, const std::optional<Tensor>& positions,
                                             const std::string& style, bool inverse,
@@ -143,13 +157,48 @@ std::tuple<Tensor, Tensor> rotary_embedding(const Tensor& q, const std::optional
   RopeArgs args{};
   const Angles angles{cos, sin, positions};
   prepare(op, args, q, k, angles, style, inverse, rotary_dim);
-  Tensor dense_q = with_dense_rows(q), q_out = new_tensor(q, sizes_of(q), q.scalar_type());
-  args.tensors[0] = walk(op, "q", dense_q, q_out, angles);
-  std::optional<Tensor> dense_k;
-  Tensor k_out = new_tensor(q, k ? sizes_of(*k) : std::vector<int64_t>{0}, q.scalar_type());
-  if (k) args.tensors[1] = walk(op, "k", dense_k.emplace(with_dense_rows(*k)), k_out, angles);
-  launch(op, args, q, angles);
-  return {q_out, k_out};
+  return rotated(op, args, q, k, angles);
+}
+
+// Whether a kernel norms and rotates in one go: it holds a row in a type that the norm does not change.
+bool is_one_kernel(const RopeArgs& args, const Tensor& q, ScalarType normed) {
+  if (normed != q.scalar_type() || args.head_size > RopeNorm::kMostHeadSize) return false;
+  return !q.is_cuda() || cuda::norms_rows(args);
+}
+
+std::tuple<Tensor, Tensor> qk_norm_rope(const Tensor& q, const std::optional<Tensor>& k,
+                                        const std::optional<Tensor>& q_weight, const std::optional<Tensor>& k_weight,
+                                        const Tensor& cos, const Tensor& sin, double eps,
+                                        const std::optional<Tensor>& positions, const std::string& style, bool inverse,
+                                        std::optional<int64_t> rotary_dim, const std::string& form) {
+  const char* op = "qk_norm_rope";
+  RopeArgs args{};
+  const Angles angles{cos, sin, positions};
+  prepare(op, args, q, k, angles, style, inverse, rotary_dim);
+  RopeNorm& norm = args.norm;
+  norm.form = weight_form(op, form);
+  norm.eps = float(eps);
+  const ScalarType normed = check_norm(op, q, args.head_size, "q_weight", q_weight, eps, norm.form, form);
+  if (k) {
+    check_norm(op, *k, args.head_size, "k_weight", k_weight, eps, norm.form, form);
+    if (q_weight)
+      DI_CHECK(k_weight->scalar_type() == q_weight->scalar_type(), op, ": k_weight must have the dtype of q_weight, ",
+               name_of(q_weight->scalar_type()), ", got ", name_of(k_weight->scalar_type()));
+  } else {
+    DI_CHECK(!k_weight, op, ": k_weight must be None without k");
+  }
+  if (!is_one_kernel(args, q, normed)) {
+    const Tensor normed_q = rms_norm(q, q_weight, eps, form);
+    std::optional<Tensor> normed_k;
+    if (k) normed_k = rms_norm(*k, k_weight, eps, form);
+    return rotary_embedding(normed_q, normed_k, cos, sin, positions, style, inverse, rotary_dim);
+  }
+  args.normed = true;
+  norm.weight_dtype = q_weight ? float_dtype(op, "q_weight", *q_weight) : args.dtype;
+  std::optional<Tensor> dense[2];
+  if (q_weight) norm.weights[0] = dense[0].emplace(with_dense_rows(*q_weight)).const_data_ptr();
+  if (k_weight) norm.weights[1] = dense[1].emplace(with_dense_rows(*k_weight)).const_data_ptr();
+  return rotated(op, args, q, k, angles);
 }
 
 void check_destination(const char* op, const char* name, const Tensor& x, const Angles& angles) {
@@ -204,11 +253,16 @@ STABLE_TORCH_LIBRARY_FRAGMENT(deepinfer, m) {
   m.def(
       "rotary_embedding_(Tensor(a!) q, Tensor(b!)? k, Tensor cos, Tensor sin, Tensor? positions=None,"
       " str style=\"half\", bool inverse=False, int? rotary_dim=None) -> ()");
+  m.def(
+      "qk_norm_rope(Tensor q, Tensor? k, Tensor? q_weight, Tensor? k_weight, Tensor cos, Tensor sin, float eps, *,"
+      " Tensor? positions=None, str style=\"half\", bool inverse=False, int? rotary_dim=None,"
+      " str weight_form=\"cast_mul\") -> (Tensor, Tensor)");
 }
 
 static void implement(auto& m) {
   m.impl("rotary_embedding", TORCH_BOX(&rotary_embedding));
   m.impl("rotary_embedding_", TORCH_BOX(&rotary_embedding_));
+  m.impl("qk_norm_rope", TORCH_BOX(&qk_norm_rope));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(deepinfer, CPU, m) { implement(m); }

@@ -1,7 +1,7 @@
-// What rotary_embedding and rotary_embedding_ hand to the kernels of any device.
+// What rotary_embedding, rotary_embedding_ and qk_norm_rope hand to the kernels of any device.
 #pragma once
 
-#include "../cpu/types.h"
+#include "norm.h"
 
 namespace deepinfer {
 
@@ -25,6 +25,15 @@ struct RopeTensor {
   Rows position_groups;
 };
 
+// An RMSNorm of each row in front of the rotation. Its result has the type of the row.
+struct RopeNorm {
+  static constexpr int64_t kMostHeadSize = 1024;
+  const void* weights[2];  // of q and of k: [head_size] of weight_dtype, dense; null for WeightForm::none
+  float eps;
+  WeightForm form;
+  DType weight_dtype;
+};
+
 struct RopeArgs {
   RopeTensor tensors[2];  // q, k; the work items are the rows of both, one after the other
   int64_t rows[2];
@@ -37,6 +46,8 @@ struct RopeArgs {
   bool round_products;  // to the storage type, before the sum
   RopeStyle style;
   DType dtype, table_dtype;
+  bool normed;  // by `norm`, which has no meaning else
+  RopeNorm norm;
 };
 
 }  // namespace deepinfer

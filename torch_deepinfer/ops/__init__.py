@@ -9,7 +9,7 @@ import torch
 from torch_deepinfer.ops.activation import gelu_and_mul, silu_and_mul, silu_and_mul_quant
 from torch_deepinfer.ops.gemm import fused_experts, grouped_mm
 from torch_deepinfer.ops.moe import moe_expert_map, moe_permute, moe_router, moe_unpermute
-from torch_deepinfer.ops.norm import add_rms_norm, rms_norm
+from torch_deepinfer.ops.norm import add_rms_norm, add_rms_norm_quant, rms_norm, rms_norm_quant
 from torch_deepinfer.ops.quant import (
     dequantize,
     quantization_scales,
@@ -19,10 +19,11 @@ from torch_deepinfer.ops.quant import (
     quantize_per_token_group,
     quantize_with_scales,
 )
-from torch_deepinfer.ops.rope import rotary_embedding, rotary_embedding_
+from torch_deepinfer.ops.rope import qk_norm_rope, rotary_embedding, rotary_embedding_
 
 __all__ = [
     "add_rms_norm",
+    "add_rms_norm_quant",
     "dequantize",
     "fused_experts",
     "gelu_and_mul",
@@ -31,6 +32,7 @@ __all__ = [
     "moe_permute",
     "moe_router",
     "moe_unpermute",
+    "qk_norm_rope",
     "quantization_scales",
     "quantize_per_block",
     "quantize_per_channel",
@@ -38,6 +40,7 @@ __all__ = [
     "quantize_per_token_group",
     "quantize_with_scales",
     "rms_norm",
+    "rms_norm_quant",
     "rotary_embedding",
     "rotary_embedding_",
     "silu_and_mul",

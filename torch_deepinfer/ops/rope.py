@@ -3,6 +3,7 @@
 import torch
 
 from torch_deepinfer.ops.checks import check, check_float_dtype, name_of, shape_of
+from torch_deepinfer.ops.norm import check_norm, check_weight_form
 
 STYLES = ("half", "interleaved", "interleaved_to_half")
 
@@ -71,6 +72,56 @@ def rotary_embedding_(
     if torch.is_grad_enabled() and (q.requires_grad or (k is not None and k.requires_grad)):
         raise RuntimeError("rotary_embedding_: q and k are written without a gradient and must not require one")
     torch.ops.deepinfer.rotary_embedding_.default(q, k, cos, sin, positions, style, inverse, rotary_dim)
+
+
+def qk_norm_rope(
+    q: torch.Tensor,
+    k: torch.Tensor | None,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    eps: float,
+    *,
+    positions: torch.Tensor | None = None,
+    style: str = "half",
+    inverse: bool = False,
+    rotary_dim: int | None = None,
+    weight_form: str = "cast_mul",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """RMS norm of every head of ``q`` and ``k`` (Qwen3, Gemma 3), then :func:`rotary_embedding`.
+
+    The bits are those of :func:`rms_norm` and :func:`rotary_embedding` one after the other on the same device.
+
+    Args:
+        q_weight: ``[head_size]``, float32, bfloat16 or float16; None for ``weight_form="none"``.
+        k_weight: the same for ``k``, of the dtype of ``q_weight``; None without ``k``.
+        eps: added to the mean of squares, not negative.
+        weight_form: as in :func:`rms_norm`.
+
+    The other arguments are those of :func:`rotary_embedding`.
+
+    Returns:
+        ``(q, k)`` normed and rotated, contiguous, in the dtype that :func:`rms_norm` returns; the second one is empty,
+        ``[0]``, if ``k`` is None.
+
+    Raises:
+        ValueError: as :func:`rms_norm` and :func:`rotary_embedding`.
+    """
+    return torch.ops.deepinfer.qk_norm_rope.default(
+        q,
+        k,
+        q_weight,
+        k_weight,
+        cos,
+        sin,
+        eps,
+        positions=positions,
+        style=style,
+        inverse=inverse,
+        rotary_dim=rotary_dim,
+        weight_form=weight_form,
+    )
 
 
 def _check_broadcast(op: str, name: str, tensor: torch.Tensor, inner: int, x_name: str, x: torch.Tensor) -> None:
@@ -142,3 +193,35 @@ def _rotary_embedding_inplace_meta(q, k, cos, sin, positions=None, style="half",
         if x is not None:
             expanded = any(isinstance(s, int) and s == 0 and n != 1 for n, s in zip(x.shape, x.stride(), strict=True))
             check(not expanded, f"{op}: {name} is written and must not be expanded or have elements that share memory")
+
+
+@torch.library.register_fake("deepinfer::qk_norm_rope")
+def _qk_norm_rope_meta(
+    q,
+    k,
+    q_weight,
+    k_weight,
+    cos,
+    sin,
+    eps,
+    *,
+    positions=None,
+    style="half",
+    inverse=False,
+    rotary_dim=None,
+    weight_form="cast_mul",
+):
+    op = "qk_norm_rope"
+    _check(op, q, k, cos, sin, positions, style, rotary_dim)
+    check_weight_form(op, weight_form)
+    dtype = check_norm(op, q, "q_weight", q_weight, eps, weight_form)
+    if k is None:
+        check(k_weight is None, f"{op}: k_weight must be None without k")
+        return q.new_empty(q.shape, dtype=dtype), q.new_empty(0, dtype=dtype)
+    check_norm(op, k, "k_weight", k_weight, eps, weight_form)
+    if q_weight is not None:
+        check(
+            k_weight.dtype == q_weight.dtype,
+            f"{op}: k_weight must have the dtype of q_weight, {name_of(q_weight.dtype)}, got {name_of(k_weight.dtype)}",
+        )
+    return q.new_empty(q.shape, dtype=dtype), q.new_empty(k.shape, dtype=dtype)

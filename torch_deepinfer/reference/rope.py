@@ -2,6 +2,8 @@
 
 import torch
 
+from torch_deepinfer.reference.norm import rms_norm
+
 
 def _columns(table: torch.Tensor, rotary_dim: int, style: str) -> torch.Tensor:
     """One column for each output element."""
@@ -62,3 +64,24 @@ def rotary_embedding_(
     q.copy_(q_out)
     if k is not None:
         k.copy_(k_out)
+
+
+def qk_norm_rope(
+    q: torch.Tensor,
+    k: torch.Tensor | None,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    eps: float,
+    *,
+    positions: torch.Tensor | None = None,
+    style: str = "half",
+    inverse: bool = False,
+    rotary_dim: int | None = None,
+    weight_form: str = "cast_mul",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See :func:`torch_deepinfer.ops.qk_norm_rope`."""
+    q = rms_norm(q, q_weight, eps, weight_form)
+    k = None if k is None else rms_norm(k, k_weight, eps, weight_form)
+    return rotary_embedding(q, k, cos, sin, positions, style, inverse, rotary_dim)
