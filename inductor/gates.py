@@ -29,6 +29,7 @@ GATES: Mapping[tuple[str, str], Gate] = {
     ("add_rms_norm", "cpu"): Gate(False, reason=ONE_KERNEL),
     ("rms_norm", "cpu"): Gate(False, reason=ONE_KERNEL),
     ("rotary_embedding", "cpu"): Gate(False, reason="no gain measured over Inductor's two kernels"),
+    ("qk_norm_rope", "cpu"): Gate(False, reason="no gain measured over Inductor's two kernels"),
     ("silu_and_mul", "cpu"): Gate(False, reason=ONE_KERNEL),
     ("gelu_and_mul", "cpu"): Gate(False, reason=ONE_KERNEL),
     ("moe_router", "cuda"): Gate(True, gain="4x to 39x, alone"),

@@ -17,26 +17,33 @@ ALL = {"deepinfer.patterns": "all"}
 # Two layers. A layer adds twice to the residual stream, and the last sum meets the final norm: 4 sums before a norm.
 DENSE = {"add_rms_norm": 4, "rms_norm": 1, "rotary_embedding": 2, "silu_and_mul": 2}
 MOE = {"add_rms_norm": 4, "rms_norm": 1, "rotary_embedding": 2, "moe_router": 2, "fused_experts": 2}
-QK_NORM = {"rms_norm": 5}  # of q and of k, in each layer
+ALL_HEADS_NORM = {"rms_norm": 5}  # of q and of k, each over all heads at once, in each layer
+HEAD_NORM = {"qk_norm_rope": 2}
 ONE_DENSE_LAYER = {"moe_router": 1, "fused_experts": 1, "silu_and_mul": 2}  # its own and the shared expert's activation
 LATENT_NORM = {"rms_norm": 5}  # of the compressed q and kv, in each layer
+
+
+def with_head_norm(swaps: dict[str, int]) -> dict[str, int]:
+    """Heads that are normed before they are rotated."""
+    return {name: count for name, count in swaps.items() if name != "rotary_embedding"} | HEAD_NORM
+
 
 SWAPS: dict[str, dict[str, int]] = {
     "llama": DENSE,
     "mistral": DENSE,
     "phi3": DENSE,
-    "qwen3": DENSE | QK_NORM,
+    "qwen3": with_head_norm(DENSE),
     # Norms before and after each block: only those before follow a sum.
-    "gemma3_text": {"add_rms_norm": 4, "rms_norm": 9, "rotary_embedding": 2, "gelu_and_mul": 2},
+    "gemma3_text": {"add_rms_norm": 4, "rms_norm": 5, "qk_norm_rope": 2, "gelu_and_mul": 2},
     "qwen2_moe": MOE | {"silu_and_mul": 2},
-    "qwen3_moe": MOE | QK_NORM,
+    "qwen3_moe": with_head_norm(MOE),
     "mixtral": MOE,
-    "olmoe": MOE | QK_NORM,
+    "olmoe": MOE | ALL_HEADS_NORM,
     "deepseek_v2": MOE | LATENT_NORM | ONE_DENSE_LAYER,
     "deepseek_v3": MOE | LATENT_NORM | ONE_DENSE_LAYER,
-    "glm4_moe": MOE | ONE_DENSE_LAYER,
+    "glm4_moe": with_head_norm(MOE | ONE_DENSE_LAYER),
     "gpt_oss": MOE,
-    "minimax_m2": MOE | QK_NORM,
+    "minimax_m2": MOE | ALL_HEADS_NORM,
 }
 # Only ops that round as eager does. Grouped products add in another order; weighted sums of experts and the gelu of
 # large negative numbers round less.

@@ -28,6 +28,7 @@ from test_inductor_moe import (
     topk_softmax,
 )
 from test_inductor_patterns import NORMS, angles, heads_first, interleaved_to_half, pairs, partial, split
+from test_inductor_qk_norm_rope import norm_then_swap
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._subclasses import FakeTensorMode
 from torch.fx import Graph, GraphModule, Interpreter, Node
@@ -150,6 +151,19 @@ def q_and_k(rotate):
     return heads_first(rotate), torch.randn(2, 5, 4, 16), torch.randn(2, 5, 2, 16), cos, sin
 
 
+def normed_q_and_k():
+    cos, sin = angles(5, 16, torch.float32)
+    weights = torch.randn(2, 16)
+    return (
+        norm_then_swap(NORMS["one_plus"], partial),
+        torch.randn(2, 5, 4, 16),
+        torch.randn(2, 5, 2, 16),
+        *weights,
+        cos,
+        sin,
+    )
+
+
 def residual_norm(x, residual, weight):
     total = residual + x
     return NORMS["one_plus"](total, weight), total
@@ -159,6 +173,7 @@ SUBJECTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "rms_norm": lambda: (NORMS["cast_mul"], torch.randn(32, 32), torch.randn(32)),
     "rms_norm in bf16": lambda: (NORMS["mul_cast"], torch.randn(32, 32).bfloat16(), torch.randn(32).bfloat16()),
     "add_rms_norm": lambda: (residual_norm, torch.randn(32, 32), torch.randn(32, 32), torch.randn(32)),
+    "qk_norm_rope": normed_q_and_k,
     "partial": lambda: q_and_k(partial),
     "split": lambda: q_and_k(split),
     "interleaved_to_half": lambda: q_and_k(interleaved_to_half),

@@ -60,6 +60,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "first_k_dense_replace": 1,
             "n_group": 1,
             "topk_group": 1,
+            "use_qk_norm": True,
         },
     ),
     "gpt_oss": ("GptOssConfig", {"num_local_experts": 8, "num_experts_per_tok": 2}),

@@ -42,7 +42,9 @@ from torch_deepinfer.inductor.matcher import (
 
 
 @dataclasses.dataclass
-class _Norm:
+class Norm:
+    """``output`` is the norm of the rows of ``x``."""
+
     x: Node
     weight: Node | None
     eps: float
@@ -51,14 +53,14 @@ class _Norm:
 
 
 def match_rms_norm(anchor: Node) -> Match | Miss | None:
-    norm = _norm(anchor)
-    if not isinstance(norm, _Norm):
+    norm = norm_at(anchor)
+    if not isinstance(norm, Norm):
         return norm
     swapped = is_dense(norm.output, SWAP_HEADS) and not is_dense(norm.output)
     x = Derived(aten.permute.default, norm.x, (SWAP_HEADS,)) if swapped else norm.x
     return Match(
         torch.ops.deepinfer.rms_norm.default,
-        (x, norm.weight, norm.eps, *_form_argument(norm)),
+        (x, norm.weight, norm.eps, *form_argument(norm)),
         (norm.output,),
         variant=norm.form,
         permutation=SWAP_HEADS if swapped else None,
@@ -66,8 +68,8 @@ def match_rms_norm(anchor: Node) -> Match | Miss | None:
 
 
 def match_add_rms_norm(anchor: Node) -> Match | Miss | None:
-    norm = _norm(anchor)
-    if not isinstance(norm, _Norm) or not is_call(norm.x, aten.add.Tensor) or norm.x.kwargs:
+    norm = norm_at(anchor)
+    if not isinstance(norm, Norm) or not is_call(norm.x, aten.add.Tensor) or norm.x.kwargs:
         return None
     residual, branch = norm.x.args
     if not is_tensor(residual) or not is_tensor(branch):
@@ -76,7 +78,7 @@ def match_add_rms_norm(anchor: Node) -> Match | Miss | None:
         return None
     if not same_shape(residual, branch) or {dtype_of(residual), dtype_of(branch)} != {dtype_of(norm.x)}:
         return None
-    arguments = (branch, residual, norm.weight, norm.eps, *_form_argument(norm))
+    arguments = (branch, residual, norm.weight, norm.eps, *form_argument(norm))
     return Match(torch.ops.deepinfer.add_rms_norm.default, arguments, (norm.output, norm.x), variant=norm.form)
 
 
@@ -86,11 +88,12 @@ def _is_end_of_rotation(*addends: Node) -> bool:
     return any(is_call(f.args[0] if is_call(f, aten.view.default) else f, aten.cat.default) for f in factors)
 
 
-def _form_argument(norm: _Norm) -> tuple[str, ...]:
+def form_argument(norm: Norm) -> tuple[str, ...]:
     return () if norm.form == "cast_mul" else (norm.form,)
 
 
-def _norm(anchor: Node) -> _Norm | Miss | None:
+def norm_at(anchor: Node) -> Norm | Miss | None:
+    """The norm that the call ``anchor``, one of ``ANCHORS``, is part of."""
     if is_call(anchor, aten.pow.Tensor_Scalar) and anchor.args[1] != -0.5:
         return None
     mean, eps = _mean_and_eps(anchor.args[0])
@@ -116,7 +119,7 @@ def _norm(anchor: Node) -> _Norm | Miss | None:
     output, weight, form = weighted
     if weight is not None and dtype_of(weight) not in FLOATS:
         return Miss(f"weight of {dtype_of(weight)}")
-    return _Norm(x, weight, float(eps), form, output)
+    return Norm(x, weight, float(eps), form, output)
 
 
 def _mean_and_eps(total: Any) -> tuple[Node | None, float | int | None]:
@@ -177,8 +180,8 @@ def _minus_one(weight: Node) -> Node | None:
     return cast_to(weight.args[0], torch.float32) or weight.args[0]
 
 
-_ANCHORS = (aten.rsqrt.default, aten.pow.Tensor_Scalar)
+ANCHORS = (aten.rsqrt.default, aten.pow.Tensor_Scalar)
 PATTERNS = [
-    Pattern("add_rms_norm", "norm", _ANCHORS, match_add_rms_norm),
-    Pattern("rms_norm", "norm", _ANCHORS, match_rms_norm),
+    Pattern("add_rms_norm", "norm", ANCHORS, match_add_rms_norm),
+    Pattern("rms_norm", "norm", ANCHORS, match_rms_norm),
 ]

@@ -42,7 +42,7 @@ from torch_deepinfer.inductor.matcher import (
 
 
 @dataclasses.dataclass
-class _Rotation:
+class Rotation:
     """``output`` is ``x`` rotated by the angles whose cosine and sine, or complex unit, are the nodes ``angles``."""
 
     x: Node
@@ -52,9 +52,18 @@ class _Rotation:
     inverse: bool = False
     rotary_dim: int | None = None
 
-    def is_like(self, other: "_Rotation") -> bool:
+    def is_like(self, other: "Rotation") -> bool:
         """Whether one call can rotate both tensors."""
         return self._kind() == other._kind() and all(map(same_value, self.angles, other.angles))
+
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments of the op, where they are not the default."""
+        kwargs: dict[str, Any] = {"style": self.style} if self.style != "half" else {}
+        if self.inverse:
+            kwargs["inverse"] = True
+        if self.rotary_dim is not None:
+            kwargs["rotary_dim"] = self.rotary_dim
+        return kwargs
 
     def _kind(self) -> tuple[Any, ...]:
         x = value(self.x)
@@ -62,55 +71,56 @@ class _Rotation:
 
 
 def match_rotary_embedding(anchor: Node) -> Match | Miss | None:
-    q = _rotation(anchor)
-    if not isinstance(q, _Rotation):
+    q = rotation_at(anchor)
+    if not isinstance(q, Rotation):
         return q
     if dtype_of(q.x) not in FLOATS:
         return Miss(f"rotation of {dtype_of(q.x)}")
-    k = _partner(anchor, q)
-    kwargs: dict[str, Any] = {"style": q.style} if q.style != "half" else {}
-    if q.inverse:
-        kwargs["inverse"] = True
-    if q.rotary_dim is not None:
-        kwargs["rotary_dim"] = q.rotary_dim
+    k = partner_of(anchor, q)
     rotated = [q] if k is None else [q, k]
     arguments: list[Any] = [rotation.x for rotation in rotated] + [None] * (k is None)
-    arguments += q.angles if len(q.angles) == 2 else _real_and_imaginary(q.angles[0])
+    arguments += cosines_and_sines(q)
     permutation = None
-    if value(q.angles[0]).dim() == 4 and _is_swapped(rotated):
+    if is_swapped(rotated):
         # Work on the [batch, tokens, heads, dim] tensors behind the transposed views: the result has their strides.
         arguments = [given and Derived(aten.permute.default, given, (SWAP_HEADS,)) for given in arguments]
         permutation = SWAP_HEADS
     op = torch.ops.deepinfer.rotary_embedding.default
     outputs = (q.output, None if k is None else k.output)
     variant = q.style + (", pair" if k is not None else "")
-    return Match(op, tuple(arguments), outputs, kwargs, variant, permutation)
+    return Match(op, tuple(arguments), outputs, q.options(), variant, permutation)
 
 
-def _real_and_imaginary(unit: Node) -> list[Derived]:
-    pairs = Derived(aten.view_as_real.default, unit, ())
+def cosines_and_sines(rotation: Rotation) -> list[Any]:
+    """The two tables of a rotation."""
+    if len(rotation.angles) == 2:
+        return list(rotation.angles)
+    pairs = Derived(aten.view_as_real.default, rotation.angles[0], ())
     return [Derived(aten.select.int, pairs, (-1, index)) for index in (0, 1)]
 
 
-def _is_swapped(rotated: list[_Rotation]) -> bool:
+def is_swapped(rotated: list[Rotation]) -> bool:
     """Whether some result has the strides of a [batch, tokens, heads, dim] tensor, and none has other ones."""
+    if value(rotated[0].angles[0]).dim() != 4:
+        return False
     outputs = [rotation.output for rotation in rotated]
     return all(is_dense(output, SWAP_HEADS) for output in outputs) and not all(map(is_dense, outputs))
 
 
-def _partner(anchor: Node, q: _Rotation) -> _Rotation | None:
+def partner_of(anchor: Node, q: Rotation) -> Rotation | None:
     """The next rotation by the same angles, unless it needs the result of this one."""
     node = anchor.next
     while node.op != "output":
-        if is_call(node, *_ANCHORS):
-            k = _rotation(node)
-            if isinstance(k, _Rotation) and k.is_like(q):
+        if is_call(node, *ANCHORS):
+            k = rotation_at(node)
+            if isinstance(k, Rotation) and k.is_like(q):
                 return None if depends_on(k.x, q.output) else k
         node = node.next
     return None
 
 
-def _rotation(anchor: Node) -> _Rotation | Miss | None:
+def rotation_at(anchor: Node) -> Rotation | Miss | None:
+    """The rotation that the call ``anchor``, one of ``ANCHORS``, is part of."""
     if is_call(anchor, aten.view_as_complex.default):
         return _complex(anchor)
     if not is_last_dim(anchor, argument(anchor, 1, "dim", 0)) or len(anchor.args[0]) != 2:
@@ -122,7 +132,7 @@ def _rotation(anchor: Node) -> _Rotation | Miss | None:
 # -- x * cos + rotate(x) * sin -----------------------------------------------------------------------------------------
 
 
-def _rotate_half(anchor: Node, first: Any, second: Any) -> _Rotation | Miss | None:
+def _rotate_half(anchor: Node, first: Any, second: Any) -> Rotation | Miss | None:
     """``cat(-x[R/2:], x[:R/2])`` times sin, plus ``x`` times cos; with the other sign it is the inverse."""
     inverse = is_call(second, aten.neg.default)
     if inverse == is_call(first, aten.neg.default):
@@ -134,7 +144,7 @@ def _rotate_half(anchor: Node, first: Any, second: Any) -> _Rotation | Miss | No
     return _turned(anchor, low_part.source, "half", inverse)
 
 
-def _rotate_pairs(anchor: Node, first: Any, second: Any) -> _Rotation | Miss | None:
+def _rotate_pairs(anchor: Node, first: Any, second: Any) -> Rotation | Miss | None:
     """``stack(-x[1::2], x[0::2])`` flattened, times sin, plus ``x`` times cos."""
     flat = only_user(anchor, aten.view.default)
     if flat is None or not is_call(first, aten.unsqueeze.default) or not is_call(second, aten.unsqueeze.default):
@@ -152,7 +162,7 @@ def _rotate_pairs(anchor: Node, first: Any, second: Any) -> _Rotation | Miss | N
     return _turned(flat, even_part.source, "interleaved", inverse)
 
 
-def _turned(turned: Node, x: Node, style: str, inverse: bool) -> _Rotation | Miss | None:
+def _turned(turned: Node, x: Node, style: str, inverse: bool) -> Rotation | Miss | None:
     """``turned`` is ``x`` rotated by a right angle: finds ``x * cos + turned * sin``."""
     sine = only_user(turned, aten.mul.Tensor)
     total = only_user(sine, aten.add.Tensor) if sine is not None else None
@@ -170,7 +180,7 @@ def _turned(turned: Node, x: Node, style: str, inverse: bool) -> _Rotation | Mis
 # -- the two halves of the result one by one ---------------------------------------------------------------------------
 
 
-def _halves(anchor: Node, first: Any, second: Any) -> _Rotation | Miss | None:
+def _halves(anchor: Node, first: Any, second: Any) -> Rotation | Miss | None:
     """``cat(a * cos - b * sin, b * cos + a * sin)`` of the two halves of x, or of its even and odd columns."""
     inverse = is_call(first, aten.add.Tensor)
     minus, plus = (second, first) if inverse else (first, second)
@@ -200,7 +210,7 @@ def _halves(anchor: Node, first: Any, second: Any) -> _Rotation | Miss | None:
 # -- complex numbers ---------------------------------------------------------------------------------------------------
 
 
-def _complex(anchor: Node) -> _Rotation | Miss | None:
+def _complex(anchor: Node) -> Rotation | Miss | None:
     """``view_as_real(view_as_complex(x as pairs) * unit)`` as flat rows again."""
     pairs = anchor.args[0]
     if not is_call(pairs, aten.view.default):
@@ -231,7 +241,7 @@ def _other(node: Node, operand: Any) -> Any:
     return node.args[1] if node.args[0] is operand else node.args[0]
 
 
-def _finished(x: Node, total: Node, angles: tuple[Node, ...], style: str, inverse: bool) -> _Rotation | Miss:
+def _finished(x: Node, total: Node, angles: tuple[Node, ...], style: str, inverse: bool) -> Rotation | Miss:
     """Follows a final rounding and the columns that partial rotation passes through."""
     output = total
     if dtype_of(total) == torch.float32 and dtype_of(angles[0]) in (torch.float32, torch.complex64):
@@ -248,9 +258,9 @@ def _finished(x: Node, total: Node, angles: tuple[Node, ...], style: str, invers
         width = shape_of(rotated.source)[-1]
         passed = Part(rotated.source, rotated.length, width - rotated.length)
         if whole.args[0][0] is output and rest == passed and is_last_dim(output, argument(whole, 1, "dim", 0)):
-            return _Rotation(rotated.source, whole, angles, style, inverse, rotated.length)
-    return _Rotation(x, output, angles, style, inverse)
+            return Rotation(rotated.source, whole, angles, style, inverse, rotated.length)
+    return Rotation(x, output, angles, style, inverse)
 
 
-_ANCHORS = (aten.cat.default, aten.view_as_complex.default)
-PATTERNS = [Pattern("rotary_embedding", "rope", _ANCHORS, match_rotary_embedding)]
+ANCHORS = (aten.cat.default, aten.view_as_complex.default)
+PATTERNS = [Pattern("rotary_embedding", "rope", ANCHORS, match_rotary_embedding)]
