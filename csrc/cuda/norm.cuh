@@ -31,10 +31,7 @@ DEVICE void quantize_row(const QuantizedRows& out, const Vec<Out, n> (&y)[c.vect
     if (!active) continue;
     if (threadIdx.x % c.group_lanes == 0 && i < size && (k == 0 || !c.row_scale))
       store_scale<c.scale>(out.scales, band, c.row_scale ? 0 : i / (c.group_lanes * n), scale.stored);
-    float x[n];
-#pragma unroll
-    for (int j = 0; j < n; ++j) x[j] = to_float(y[k].at[j]);
-    store_codes<c.code, c.access, n>(codes, i, size, scaled_codes<c.code, n>(x, scale));
+    store_codes<c.code, c.access, n>(codes, i, size, scaled_codes<c.code>(y[k], scale));
   }
 }
 
