@@ -10,21 +10,27 @@ namespace deepinfer::cpu::DEEPINFER_ISA {
 
 namespace {
 
-template <typename T, typename W, typename Out, WeightForm form>
-void norm_rows(const RmsNormArgs& args, int64_t begin, int64_t end) {
+template <typename T, typename W, typename Out, WeightForm form, typename To>
+inline void norm_row_of(const RmsNormArgs& args, int64_t row, To* out) {
   const int64_t n = args.hidden_size;
   const W* weight = static_cast<const W*>(args.weight);
-  const Scratch<Out> scratch(n, n);
-  for (int64_t row = begin; row < end; ++row) {
-    const T* x = static_cast<const T*>(args.x) + row_offset(args.x_rows, row);
-    Out* out = args.out ? static_cast<Out*>(args.out) + row * n : scratch.data();
-    if (!args.residual) {
-      norm_row<T, W, Out, form, false>(x, nullptr, weight, out, nullptr, n, args.eps);
-    } else {
-      const T* residual = static_cast<const T*>(args.residual) + row_offset(args.residual_rows, row);
-      norm_row<T, W, Out, form, true>(x, residual, weight, out, static_cast<T*>(args.sum) + row * n, n, args.eps);
+  const T* x = static_cast<const T*>(args.x) + row_offset(args.x_rows, row);
+  if (!args.residual) return norm_row<T, W, Out, form, false>(x, nullptr, weight, out, nullptr, n, args.eps);
+  const T* residual = static_cast<const T*>(args.residual) + row_offset(args.residual_rows, row);
+  norm_row<T, W, Out, form, true>(x, residual, weight, out, static_cast<T*>(args.sum) + row * n, n, args.eps);
+}
+
+template <typename T, typename W, typename Out, WeightForm form>
+void norm_rows(const RmsNormArgs& args, int64_t begin, int64_t end) {
+  if (args.out) {
+    for (int64_t row = begin; row < end; ++row)
+      norm_row_of<T, W, Out, form>(args, row, static_cast<Out*>(args.out) + row * args.hidden_size);
+  } else {
+    const Scratch<float> scratch(args.hidden_size, args.hidden_size);
+    for (int64_t row = begin; row < end; ++row) {
+      norm_row_of<T, W, Out, form>(args, row, scratch.data());
+      quantize_piece(scratch.data(), args.hidden_size, args.quantized, row, args.hidden_size, 0);
     }
-    if (!args.out) quantize_piece(scratch.data(), n, args.quantized, row, n, 0);
   }
 }
 

@@ -100,8 +100,8 @@ inline float rotate(float x, float cos, float partner, float sin) {
 
 // Plain loops, which the compiler vectorises better than it does vector types wider than the registers. ivdep: x and
 // out are the same or apart, and a pair is read before it is written.
-template <typename T, RopeStyle style, bool round_products>
-void rotate_row(const T* x, T* out, int64_t half, int64_t first, int64_t n, const float* table) {
+template <typename T, RopeStyle style, bool round_products, typename From>
+void rotate_row(const From* x, T* out, int64_t half, int64_t first, int64_t n, const float* table) {
   const float *cos = table, *sin = table + 2 * n;
   if constexpr (style == RopeStyle::interleaved) {
     x += 2 * first;
@@ -114,8 +114,8 @@ void rotate_row(const T* x, T* out, int64_t half, int64_t first, int64_t n, cons
     }
   } else {
     constexpr int step = style == RopeStyle::half ? 1 : 2;
-    const T* x_a = x + step * first;
-    const T* x_b = style == RopeStyle::half ? x_a + half : x_a + 1;
+    const From* x_a = x + step * first;
+    const From* x_b = style == RopeStyle::half ? x_a + half : x_a + 1;
     T *out_a = out + first, *out_b = out + half + first;
     const float *cos_b = cos + n, *sin_b = sin + n;
 #pragma GCC ivdep
@@ -129,11 +129,11 @@ void rotate_row(const T* x, T* out, int64_t half, int64_t first, int64_t n, cons
 
 // The same for f16, whose conversions the compiler does not vectorise: rows of x and of the partners in floats, both in
 // the order of the output, and 16 lanes at a time.
-template <typename T, RopeStyle style, bool round_products>
+template <typename T, RopeStyle style, bool round_products, typename From>
   requires(dtype_of<T>::value == DType::f16)
-void rotate_row(const T* x, T* out, int64_t half, int64_t first, int64_t n, const float* table) {
+void rotate_row(const From* x, T* out, int64_t half, int64_t first, int64_t n, const float* table) {
   float own[2 * kPairs + kLanes], partner[2 * kPairs + kLanes];
-  auto read = [](const T* from, int64_t count, float* to) {
+  auto read = [](const From* from, int64_t count, float* to) {
     for (int64_t i = 0; i < count; i += kLanes)
       store(to + i, count - i < kLanes ? load_part(from + i, int(count - i)) : load(from + i));
   };
@@ -171,10 +171,10 @@ void rotate_row(const T* x, T* out, int64_t half, int64_t first, int64_t n, cons
 }
 
 template <typename T>
-using NormRow = void (*)(const T* x, const void* weight, T* out, int64_t n, float eps);
+using NormRow = void (*)(const T* x, const void* weight, float* out, int64_t n, float eps);
 
 template <typename T, typename W, WeightForm form>
-void norm_head(const T* x, const void* weight, T* out, int64_t n, float eps) {
+void norm_head(const T* x, const void* weight, float* out, int64_t n, float eps) {
   norm_row<T, W, T, form, false>(x, nullptr, static_cast<const W*>(weight), out, nullptr, n, eps);
 }
 
@@ -210,7 +210,7 @@ void rotate_rows(const RopeArgs& args, const RopeTensor& x, int64_t begin, int64
   int64_t in_offset[kPositions], out_offset[kPositions];
   const NormRow<T> norm = norm_of<T>(args);
   const void* weight = norm ? args.norm.weights[&x - args.tensors] : nullptr;
-  T normed[RopeNorm::kMostHeadSize];
+  alignas(64) float normed[RopeNorm::kMostHeadSize];
   while (begin < end) {
     const int64_t first_group = begin / (block * heads) * block, positions = min(block, groups - first_group);
     const int64_t block_begin = first_group * heads, block_end = min(end, block_begin + positions * heads);
@@ -230,7 +230,12 @@ void rotate_rows(const RopeArgs& args, const RopeTensor& x, int64_t begin, int64
           T* to = out + out_offset[j];
           if (norm) {
             norm(from, weight, normed, args.head_size, args.norm.eps);
-            from = normed;
+            rotate_row<T, style, round_products>(normed, to, half, first, n, tables + j * 4 * n);
+            if (first == 0)
+              for_lanes(rest, [&](int64_t at, int count) {
+                store(to + args.rotary_dim + at, load(normed + args.rotary_dim + at, count), count);
+              });
+            continue;
           }
           rotate_row<T, style, round_products>(from, to, half, first, n, tables + j * 4 * n);
           if (first == 0 && rest > 0 && from != to)
