@@ -120,10 +120,10 @@ def test_positions_outside_the_cache(index_dtype, bad):
     q = torch.randn(3, 2, 16)
     cos, sin = tables(8, 8)
     positions = torch.tensor([[0], [7], [bad]], dtype=index_dtype)
-    with pytest.raises(ValueError, match=rf"positions must be in \[0, 8\), got {bad}"):
+    with pytest.raises(ValueError, match=rf"positions must lie in \[0, 8\), got {bad}"):
         ops.rotary_embedding(q, None, cos, sin, positions)
     before = q.clone()
-    with pytest.raises(ValueError, match=rf"positions must be in \[0, 8\), got {bad}"):
+    with pytest.raises(ValueError, match=rf"positions must lie in \[0, 8\), got {bad}"):
         ops.rotary_embedding_(q, None, cos, sin, positions)
     assert_bit_equal(q, before)
     ops.rotary_embedding(q, None, cos, sin, positions.clamp(0, 7))

@@ -9,6 +9,7 @@
 #include "../cpu/parallel.h"
 #include "../cuda/moe_dispatch.h"
 #include "check.h"
+#include "indices.h"
 #include "rows.h"
 
 namespace deepinfer {
@@ -26,13 +27,6 @@ void check_map(const char* op, const char* argument, const Tensor& map, const Te
   DI_CHECK(map.scalar_type() == ScalarType::Int, op, ": ", argument, " must be int32, got ",
            name_of(map.scalar_type()));
   check_same_device(op, argument, map, x);
-}
-
-// Every index is -1 or below `limit`.
-void check_indices(const char* op, const char* argument, const int32_t* indices, int64_t count, int64_t limit) {
-  for (int64_t i = 0; i < count; ++i)
-    DI_CHECK(indices[i] >= -1 && indices[i] < limit, op, ": ", argument, " must lie in [-1, ", limit, "), got ",
-             indices[i]);
 }
 
 // Throws before anything is written when an id is out of range.
@@ -53,6 +47,7 @@ void sort_on_cpu(ExpertMapArgs& args) {
 }
 
 void sort_on_cuda(ExpertMapArgs& args, const Tensor& ids) {
+  check_indices("moe_expert_map", "topk_ids", ids, -1, args.num_experts);
   const int device = ids.get_device_index();
   const int64_t most = cuda::most_local_experts(device);
   DI_CHECK(args.num_local_experts <= most, "moe_expert_map: at most ", most, " local experts on this GPU, got ",
@@ -135,7 +130,7 @@ Tensor moe_permute(const Tensor& x, const Tensor& rows_to_slots, int64_t topk,
     inverse = torch::stable::contiguous(*slots_to_rows);
     args.slots_to_rows = static_cast<const int32_t*>(inverse->const_data_ptr());
   }
-  if (!x.is_cuda()) check_indices(op, "rows_to_slots", args.rows_to_slots, args.rows, args.tokens * topk);
+  check_indices(op, "rows_to_slots", map, -1, args.tokens * topk);
 
   Tensor out = new_tensor(x, {args.rows, hidden_size}, x.scalar_type());
   Tensor dense_x = with_dense_rows(x);
@@ -175,7 +170,7 @@ Tensor moe_unpermute(const Tensor& y, const Tensor& slots_to_rows, const std::op
   }
   Tensor map = torch::stable::contiguous(slots_to_rows);
   args.slots_to_rows = static_cast<const int32_t*>(map.const_data_ptr());
-  if (!y.is_cuda()) check_indices(op, "slots_to_rows", args.slots_to_rows, args.tokens * args.topk, args.rows);
+  check_indices(op, "slots_to_rows", map, -1, args.rows);
 
   Tensor out = new_tensor(y, {args.tokens, args.hidden_size}, y.scalar_type());
   Tensor dense_y = with_dense_rows(y);

@@ -7,6 +7,7 @@
 #include "../cpu/rope.h"
 #include "../cuda/rope.h"
 #include "check.h"
+#include "indices.h"
 #include "norm_op.h"
 #include "overlap.h"
 #include "rows.h"
@@ -28,14 +29,6 @@ RopeStyle rope_style(const char* op, const std::string& name) {
   if (name == "interleaved") return RopeStyle::interleaved;
   if (name == "interleaved_to_half") return RopeStyle::interleaved_to_half;
   fail(op, ": style must be half, interleaved or interleaved_to_half, got ", name);
-}
-
-template <typename Index>
-void check_range(const char* op, const Tensor& positions, int64_t cache_rows) {
-  const Tensor dense = torch::stable::contiguous(positions);
-  const Index* data = static_cast<const Index*>(dense.const_data_ptr());
-  for (int64_t i = 0; i < dense.numel(); ++i)
-    DI_CHECK(data[i] >= 0 && data[i] < cache_rows, op, ": positions must be in [0, ", cache_rows, "), got ", data[i]);
 }
 
 // Checks the arguments that q and k share and fills the part of `args` that they decide.
@@ -130,10 +123,8 @@ void launch(const char* op, RopeArgs& args, const Tensor& q, const Angles& angle
     const RopeTensor& x = args.tensors[i];
     args.rows[i] = x.in ? x.in_groups.count * x.in_rows.count : 0;
   }
+  if (angles.positions) check_indices(op, "positions", *angles.positions, 0, args.cache_rows);
   if (q.is_cuda()) return cuda::rotary_embedding(args, q.get_device_index());
-  if (const auto& positions = angles.positions)
-    args.wide_positions ? check_range<int64_t>(op, *positions, args.cache_rows)
-                        : check_range<int32_t>(op, *positions, args.cache_rows);
   cpu::parallel(cpu::rotary_embedding, args, args.rows[0] + args.rows[1], args.head_size * 4);
 }
 
