@@ -28,7 +28,7 @@ LIBRARY = "libtorch_deepinfer.so"
 COMMON_FLAGS = [
     "-std=c++20", "-O3", "-g0", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra",
     "-Wno-unused-parameter", "-Wno-psabi",
-    "-Wno-maybe-uninitialized",  # GCC 12 warns inside its own AVX-512 headers
+    "-Wno-maybe-uninitialized", "-Wno-uninitialized",  # GCC 12 warns inside its own AVX-512 headers
     # The arithmetic of an op must not depend on the instruction set: no implicit fused multiply-add.
     "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
     "-DTORCH_TARGET_VERSION=0x020b000000000000",
