@@ -57,6 +57,11 @@ def _dequantize() -> Sample:
     return (torch.randn(4, 64).to(torch.float8_e4m3fn), torch.rand(4, 2), [1, 32]), {}
 
 
+def _topk() -> Sample:
+    rows = torch.tensor([3, 0, 40, 17], dtype=torch.int32)
+    return (torch.randn(4, 40).bfloat16(), 8, rows, rows), {"sorted": True, "index_dtype": torch.int64}
+
+
 SAMPLES: dict[str, Callable[[], Sample]] = {
     "rms_norm": lambda: _norm(residual=False),
     "add_rms_norm": lambda: _norm(residual=True),
@@ -81,6 +86,7 @@ SAMPLES: dict[str, Callable[[], Sample]] = {
     "quantization_scales": lambda: ((torch.randn(8, 64).bfloat16(), [4, 32]), {"scale_dtype": torch.int32}),
     "quantize_with_scales": _with_scales,
     "dequantize": _dequantize,
+    "topk": _topk,
 }
 
 DIFFERENTIABLE = {"moe_permute", "moe_unpermute"}

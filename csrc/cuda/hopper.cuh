@@ -65,4 +65,13 @@ DEVICE int32_t load_from_cluster(const int32_t* p, int block) {
   return x;
 }
 
+DEVICE void store_to_cluster(uint32_t* p, int block, uint32_t x) {
+  asm volatile(
+      "{\n"
+      ".reg .u32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "st.shared::cluster.u32 [remote], %2;\n"
+      "}\n" ::"r"(shared_address(p)), "r"(block), "r"(x) : "memory");
+}
+
 }  // namespace deepinfer

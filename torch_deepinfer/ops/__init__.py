@@ -20,6 +20,7 @@ from torch_deepinfer.ops.quant import (
     quantize_with_scales,
 )
 from torch_deepinfer.ops.rope import qk_norm_rope, rotary_embedding, rotary_embedding_
+from torch_deepinfer.ops.topk import topk
 
 __all__ = [
     "add_rms_norm",
@@ -45,6 +46,7 @@ __all__ = [
     "rotary_embedding_",
     "silu_and_mul",
     "silu_and_mul_quant",
+    "topk",
 ]
 
 # Without a rule of its own, an op's outputs would get torch's backward that warns and yields no gradient.
