@@ -64,47 +64,51 @@ constexpr int kDigitBits = 11;
 constexpr int kDigitShifts[3] = {21, 10, 0};  // of the digits of a key, the last one of 10 bits
 constexpr int kDigits = 1 << kDigitBits;
 
-// Keeps the k greatest of `count` > k entries, in place and in order; of equal ones the first. Returns the least key
-// that is kept: a radix selection, digit by digit from the top, that ends as soon as the kept ones fill whole bins.
-inline uint32_t keep_greatest(Entry* entries, int64_t count, int64_t k) {
+struct Kept {
+  int64_t count;
+  uint32_t bound;  // the others' keys do not exceed it
+};
+
+// Keeps the k greatest of `count` > k entries, in place and in order; of equal ones the first. Up to `slack` more may
+// stay. A radix selection, digit by digit from the top, that ends when whole bins will do.
+inline Kept keep_greatest(Entry* entries, int64_t count, int64_t k, int64_t slack = 0) {
   uint32_t prefix = 0, known = 0;  // the bits of the k-th key that are known
   int64_t wanted = k;              // among the entries that have them
-  for (int pass = 0; pass < 3; ++pass) {
+  bool whole = false;
+  for (int pass = 0; pass < 3 && !whole; ++pass) {
     const int shift = kDigitShifts[pass];
-    const uint32_t digits = pass == 2 ? 1 << 10 : kDigits;
-    int64_t bins[kDigits] = {};
+    const uint32_t mask = pass == 2 ? (1 << 10) - 1 : kDigits - 1;
+    uint32_t bins[kDigits] = {};
     for (int64_t i = 0; i < count; ++i) {
       const uint32_t key = key_of(entries[i]);
-      bins[(key >> shift) & (digits - 1)] += (key & known) == prefix;
+      bins[(key >> shift) & mask] += (key & known) == prefix;
     }
-    int digit = int(digits) - 1;
+    uint32_t digit = mask;
     while (bins[digit] < wanted) wanted -= bins[digit--];
-    prefix |= uint32_t(digit) << shift;
-    known |= (digits - 1) << shift;
-    if (bins[digit] == wanted) break;
+    prefix |= digit << shift;
+    known |= mask << shift;
+    whole = bins[digit] <= wanted + slack;
   }
-  const uint32_t last = prefix | ~known;  // keys above it are kept, `wanted` of those that share its prefix too
+  // No key is 0.
+  const uint32_t bound = whole ? prefix - 1 : prefix;
   int64_t kept = 0;
-  uint32_t least = 0xffffffffu;
   for (int64_t i = 0; i < count; ++i) {
     const uint32_t key = key_of(entries[i]);
-    const bool equal = (key & known) == prefix;
-    const bool keep = key > last || (equal && wanted > 0);
-    wanted -= equal && keep;
+    const bool equal = !whole && key == prefix && wanted > 0;
+    wanted -= equal;
     entries[kept] = entries[i];
-    kept += keep;
-    least = keep && key < least ? key : least;
+    kept += key > bound || equal;
   }
-  return least;
+  return {kept, bound};
 }
 
-// The k greatest elements of [begin, end) of a row, in order of index. They are collected in a list that holds whatever
-// exceeds the k-th greatest so far, and is cut to k when it is full: most elements cost one comparison. What equals the
-// k-th greatest comes after k others, so it is never among the first of equals.
+// The k greatest elements of [begin, end) of a row, in order of index. They are collected in a list that takes whatever
+// exceeds the threshold, and is cut to about k when it is full, which raises the threshold: most elements cost one
+// comparison. What equals the threshold comes after k others that are no less: it is not among the first of equals.
 template <typename T>
 class Selection {
  public:
-  static constexpr int64_t kStep = 1024;
+  static constexpr int64_t kStep = 256;
 
   // Entries that `list` has to hold for rows of `size` elements.
   static int64_t capacity(int64_t k, int64_t size) {
@@ -122,7 +126,7 @@ class Selection {
       for (int j = 0; j < n; ++j) list_[count_++] = entry_of(keys[j], i + j);
     }
     i = begin + count_;
-    if (count_ > k_) cut();
+    if (count_ > k_) cut(i < end ? k_ / 4 : 0);
     while (i < end && !saturated_) {
       const int64_t stop = end - i < kStep ? end : i + kStep;
       for (; i < stop; i += kLanes) {
@@ -134,20 +138,21 @@ class Selection {
         }
       }
       i = stop;
-      if (count_ > limit_) cut();
+      if (count_ > limit_) cut(k_ / 4);
     }
-    if (count_ > k_) cut();
+    if (count_ > k_) cut(0);
     return count_;
   }
 
  private:
-  static int64_t limit_of(int64_t k) { return 2 * k + 1024; }
+  static int64_t limit_of(int64_t k) { return 2 * k + 256; }
 
-  void cut() {
-    const uint32_t least = keep_greatest(list_, count_, k_);
-    count_ = k_;
-    threshold_ = value_of(least);
-    saturated_ = least == 0xffffffffu;  // nothing exceeds NaN
+  void cut(int64_t slack) {
+    const Kept kept = keep_greatest(list_, count_, k_, slack);
+    count_ = kept.count;
+    constexpr uint32_t kInfinity = 0xff800000u;
+    threshold_ = value_of(kept.bound < kInfinity ? kept.bound : kInfinity);
+    saturated_ = kept.bound == 0xffffffffu;  // nothing exceeds NaN
   }
 
   Entry* list_;
