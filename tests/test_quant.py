@@ -250,7 +250,7 @@ def test_uneven_weights(device, shape):
     weight[-1, -1] = 100.0
     codes, scales = ops.quantize_per_block(weight)
     assert scales.shape == ((shape[0] + 127) // 128, (shape[1] + 127) // 128)
-    assert torch.equal(scales[-1, -1], weight[-1, -1] / 448)
+    assert torch.equal(scales[-1, -1], weight[-1, -1] / weight.new_tensor(448))
     full = scales.repeat_interleave(128, 0)[: shape[0]].repeat_interleave(128, 1)[:, : shape[1]]
     assert_bit_equal(ops.dequantize(codes, scales, [128, 128], torch.float32), codes.float() * full)
 

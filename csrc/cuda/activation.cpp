@@ -217,8 +217,7 @@ void gated_activation(const GatedArgs& given, int device) {
 void gated_quant(const GatedQuantArgs& args, int device) {
   if (args.gated.size == 0 || args.gated.gate_rows.count == 0) return;
   const GatedQuantConfig c = plan(args);
-  const int64_t blocks = ceil_div(args.quantized.scales.across, c.groups) * ceil_div(args.gated.gate_rows.count, c.rows);
-  quant_kernels.launch(device, c, {unsigned(blocks)}, args);
+  quant_kernels.launch(device, c, group_grid(c, args.gated.gate_rows.count, args.quantized.scales.across), args);
 }
 
 }  // namespace deepinfer::cuda

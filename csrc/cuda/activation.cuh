@@ -10,7 +10,7 @@
 namespace deepinfer {
 
 // The pieces of gate and up of one thread, and their products.
-template <auto c>
+template <auto c, typename Index>
 struct GatedPieces {
   using T = Element<c.x>;
   static constexpr int wide = kVectorBytes / sizeof(T), n = c.interleaved ? wide / 2 : wide;  // results of a piece
@@ -19,17 +19,17 @@ struct GatedPieces {
   struct Pair { Vec<T, wide> gate, up; };
 
   const T *gate, *up;
-  int64_t end;  // elements of a row from there on are not read, but 0
+  Index end;  // elements from there on are not read, but 0
   float weight = 0.f;
   Gating<T, c.form, c.limited> gating;
 
-  DEVICE GatedPieces(const GatedArgs& args, int64_t gate_offset, int64_t up_offset, int64_t end)
+  DEVICE GatedPieces(const GatedArgs& args, int64_t gate_offset, int64_t up_offset, Index end)
       : gate(static_cast<const T*>(args.gate) + gate_offset),
         up(static_cast<const T*>(args.up) + (c.interleaved ? 0 : up_offset)),
         end(end),
         gating(args.limit, args.alpha, args.up_offset) {}
 
-  DEVICE Pair load(int64_t i) const {
+  DEVICE Pair load(Index i) const {
     Pair p;
     p.gate = load_vector<Reuse::once, c.access, wide>(gate, c.interleaved ? 2 * i : i, c.interleaved ? 2 * end : end);
     if constexpr (!c.interleaved) p.up = load_vector<Reuse::once, c.access, wide>(up, i, end);
@@ -51,7 +51,7 @@ struct GatedPieces {
 
 template <GatedConfig c>
 DEVICE void gated_activation(const GatedArgs& args) {
-  using Pieces = GatedPieces<c>;
+  using Pieces = GatedPieces<c, int64_t>;
   using T = typename Pieces::T;
   constexpr int n = Pieces::n, step = c.lanes * n, run = c.vectors * step;
   const uint32_t runs = uint32_t((args.size + run - 1) / run);
@@ -77,15 +77,16 @@ DEVICE void gated_activation(const GatedArgs& args) {
 // The products stay in registers, where their group is quantised: as quantize_rows in quant.cuh.
 template <GatedQuantConfig c>
 DEVICE void gated_quant(const GatedQuantArgs& args) {
-  using Pieces = GatedPieces<c>;
+  using Index = IndexOf<c.longer>;
+  using Pieces = GatedPieces<c, Index>;
   using T = typename Pieces::T;
   constexpr int n = Pieces::n, step = c.lanes * n;
   __shared__ float scratch[32];
   const GatedArgs& gated = args.gated;
   const QuantizedRows& out = args.quantized;
-  const GroupPlace<c.lanes, c.groups, c.rows> at(gated.gate_rows.count, gated.size, out.group, out.scales.across, n);
-  Pieces pieces(gated, row_offset<c.strided>(gated.gate_rows, at.row), row_offset<c.strided>(gated.up_rows, at.row),
-                at.end);
+  const GroupPlace<c.lanes, c.groups, c.rows, Index> at(gated.gate_rows.count, gated.size, out.group, out.scales.across, n, blockIdx.x);
+  Pieces pieces(gated, row_offset<c.strided>(gated.gate_rows, at.row) + (c.interleaved ? 2 : 1) * at.begin,
+                row_offset<c.strided>(gated.up_rows, at.row) + at.begin, at.size);
   wait_for_previous_kernel();
 
   int64_t slot = at.row;
@@ -110,20 +111,20 @@ DEVICE void gated_quant(const GatedQuantArgs& args) {
     amax = max_or_nan(amax, largest_magnitude(y[k]));
   }
   if constexpr (c.longer)
-    for (int64_t i = at.first + c.vectors * step; i < pieces.end; i += step)
+    for (Index i = at.first + c.vectors * step; i < pieces.end; i += step)
       amax = max_or_nan(amax, largest_magnitude(pieces.product(pieces.load(i))));
   const GroupScale scale = scale_of<c.code, c.scale>(max_over<c.lanes>(amax, scratch));
   if (!at.active) return;
   if (threadIdx.x % c.lanes == 0)
     store_scale<c.scale>(out.scales, band_offset<c.scale>(out.scales, at.row), at.index, scale.stored);
 
-  uint8_t* codes = static_cast<uint8_t*>(out.codes) + at.row * code_bytes<c.code>(gated.size);
+  uint8_t* codes = static_cast<uint8_t*>(out.codes) + code_bytes<c.code>(at.row * gated.size + at.begin);
 #pragma unroll
   for (int k = 0; k < c.vectors; ++k)
-    store_codes<c.code, Pieces::access, n>(codes, at.first + k * step, at.end, scaled_codes<c.code>(y[k], scale));
+    store_codes<c.code, Pieces::access, n>(codes, at.first + k * step, at.size, scaled_codes<c.code>(y[k], scale));
   if constexpr (c.longer)
-    for (int64_t i = at.first + c.vectors * step; i < at.end; i += step)
-      store_codes<c.code, Pieces::access, n>(codes, i, at.end, scaled_codes<c.code>(pieces.product(pieces.load(i)), scale));
+    for (Index i = at.first + c.vectors * step; i < at.size; i += step)
+      store_codes<c.code, Pieces::access, n>(codes, i, at.size, scaled_codes<c.code>(pieces.product(pieces.load(i)), scale));
 }
 
 }  // namespace deepinfer

@@ -13,24 +13,25 @@ struct QuantizeRowsConfig {
   int access;   // elements of x that alignment lets one access move
   int lanes;    // threads of a group: a power of two up to 32, or all threads of a block
   int vectors;  // pieces of 16 bytes of a group that a thread holds
-  int groups;   // neighbours in a row that a block takes
+  int items;    // groups that a thread works on, `groups` apart
+  int groups;   // neighbours in a row that a block takes, at each of them
   int rows;     // of a block
   int longer;   // 1: groups do not fit these, the rest is read twice
   int strided;  // 1: the rows have more than one stride
 };
 
-// Blocks of several rows.
+// Blocks of several rows. A CUDA block takes `tiles` tiles; a tile is as high as a block, and one or more blocks wide.
 struct QuantizeBlocksConfig {
   DType x;
   Code code;
   ScaleType scale;
   int access;
-  int lanes;    // pieces of 16 bytes across
-  int threads;  // of a quantised block
-  int blocks;   // quantised ones of a CUDA block
+  int lanes;    // pieces of 16 bytes across a tile
+  int beside;   // blocks across a tile; 0: each column is a block
+  int threads;  // of a tile: a multiple of 32
+  int tiles;    // more than one have a warp each
   int vectors;
   int longer;
-  int columns;  // 1: each column has a scale of its own, and what is called a block here is `lanes` pieces of them
 };
 
 // Values to codes or back by scales that are there.
@@ -42,7 +43,8 @@ struct ScalingConfig {
   int access;
   int lanes;          // threads of a row, or of a run of one
   int rows;           // of a block
-  int vectors;        // pieces of 16 bytes of values
+  int vectors;        // pieces of 16 bytes of values, of a thread
+  int down;           // 1: these lie below each other, in rows of one band
 };
 
 }  // namespace deepinfer

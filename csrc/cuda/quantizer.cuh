@@ -58,6 +58,33 @@ DEVICE float largest_magnitude(const Vec<T, n>& v) {
   }
 }
 
+// The largest magnitude of each of n columns.
+template <typename T, int n>
+struct ColumnMagnitudes {
+  Vec<float, n> so_far{};
+  DEVICE void add(const Vec<T, n>& v) {
+#pragma unroll
+    for (int i = 0; i < n; ++i) so_far.at[i] = max_or_nan(so_far.at[i], fabsf(to_float(v.at[i])));
+  }
+  DEVICE Vec<float, n> get() const { return so_far; }
+};
+template <typename T, int n>
+  requires(sizeof(T) == 2 && n % 2 == 0)
+struct ColumnMagnitudes<T, n> {
+  Vec<uint32_t, n / 2> so_far{};
+  DEVICE void add(const Vec<T, n>& v) {
+    const auto* pairs = reinterpret_cast<const uint32_t*>(&v);
+#pragma unroll
+    for (int i = 0; i < n / 2; ++i) so_far.at[i] = max_of_halves(so_far.at[i], pairs[i] & 0x7fff7fffu);
+  }
+  DEVICE Vec<float, n> get() const {
+    Vec<float, n> y;
+#pragma unroll
+    for (int i = 0; i < n; ++i) y.at[i] = to_float(T{uint16_t(so_far.at[i / 2] >> (i % 2 * 16))});
+    return y;
+  }
+};
+
 // Over groups of `lanes` neighbouring threads, in every one of them; the rules are those of sum_over.
 template <int lanes>
 DEVICE float max_over(float x, float* scratch) {
@@ -97,23 +124,53 @@ struct GroupScale {
   float factor;  // turns values into codes; not the reciprocal of a scale that is no power of two
 };
 
+// amax / largest, correctly rounded without the branches of a division: the remainder of an estimate is exact, and was
+// found to lead to the right neighbour for every mantissa. The quotient is normal.
+template <Code code>
+DEVICE float over_largest(float amax) {
+  constexpr float largest = CodeFacts<code>::largest, reciprocal = 1.f / largest;
+  const float q = amax * reciprocal;
+  return fmaf(fmaf(-q, largest, amax), reciprocal, q);
+}
+
+// largest / amax in the same way. The reciprocal of a huge amax would be denormal: its quotient is taken at 2^-64.
+template <Code code>
+DEVICE float largest_over(float amax) {
+  constexpr float largest = CodeFacts<code>::largest;
+  const float unit = amax > 0x1p64f ? 0x1p-64f : 1.f, a = amax * unit;
+  float estimate;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(estimate) : "f"(a));
+  const float reciprocal = fmaf(estimate, fmaf(-a, estimate, 1.f), estimate);
+  const float q = largest * reciprocal;
+  return fmaf(fmaf(-a, q, largest), reciprocal, q) * unit;
+}
+
 template <Code code, ScaleType type>
 DEVICE GroupScale scale_of(float amax) {
-  if (!(amax < __uint_as_float(0x7f800000))) return {__uint_as_float(0x7fffffff), 0.f};
+  const bool finite = amax < __uint_as_float(0x7f800000);
   amax = fmaxf(amax, CodeFacts<code>::amax_floor);
-  const float scale = amax / CodeFacts<code>::largest;
-  if constexpr (type == ScaleType::f32) return {scale, CodeFacts<code>::largest / amax};
-  // The next power of two: any mantissa bit carries into the exponent. The floor and the range of float keep the
-  // exponents of both it and its reciprocal normal.
-  const uint32_t exponent = (__float_as_uint(scale) + 0x7fffffu) >> 23;
-  return {__uint_as_float(exponent << 23), __uint_as_float((254 - exponent) << 23)};
+  GroupScale scale{over_largest<code>(amax), 0.f};
+  if constexpr (type == ScaleType::f32) {
+    scale.factor = largest_over<code>(amax);
+  } else {
+    // The next power of two: any mantissa bit carries into the exponent. The floor and the range of float keep the
+    // exponents of both it and its reciprocal normal.
+    const uint32_t exponent = (__float_as_uint(scale.stored) + 0x7fffffu) >> 23;
+    scale.stored = __uint_as_float(exponent << 23);
+    scale.factor = __uint_as_float((254 - exponent) << 23);
+  }
+  if (!finite) scale = {__uint_as_float(0x7fffffff), 0.f};
+  return scale;
 }
 
 // Where the scales of a band begin; as the address of a byte for `packed`.
 template <ScaleType type>
 DEVICE int64_t band_offset(const Scales& scales, int64_t band) {
-  const int64_t offset = band < scales.rows ? band * scales.row
-                                            : band / scales.rows * scales.matrix + band % scales.rows * scales.row;
+  int64_t offset = band * scales.row;
+  if (band >= scales.rows) {  // of another matrix, which the host lets happen below 2^32 bands only
+    const uint32_t matrix = uint32_t(band) / uint32_t(scales.rows);
+    offset = matrix * scales.matrix + int64_t(uint32_t(band) - matrix * uint32_t(scales.rows)) * scales.row;
+  }
   return type == ScaleType::packed ? 4 * offset : offset;
 }
 
@@ -158,7 +215,7 @@ DEVICE int64_t code_bytes(int64_t elements) { return code == Code::e2m1 ? elemen
 template <Code code, int n>
 using Codes = Vec<uint8_t, code == Code::e2m1 ? n / 2 : n>;
 
-// Two codes in the low bytes of the result, |x| at most a rounding above the largest code; no NaN.
+// Any value.
 DEVICE uint32_t to_e4m3(float x) {
   const float a = fminf(fabsf(x), 448.f);
   // The 20 mantissa bits that go, rounded; a carry moves on into the exponent, whose bias goes from 127 to 7.
@@ -166,47 +223,63 @@ DEVICE uint32_t to_e4m3(float x) {
   const uint32_t normal = (bits + ((bits >> 20) & 1) + (0x7ffffu - (120u << 23))) >> 20;
   // Below 2^-6 the codes are multiples of 2^-9, and so are the floats from 2^14: the addition rounds.
   const uint32_t subnormal = __float_as_uint(a + 0x1p14f);
-  return ((a < 0x1p-6f ? subnormal : normal) & 0x7f) | ((__float_as_uint(x) >> 24) & 0x80);
+  return x != x ? 0x7f : ((a < 0x1p-6f ? subnormal : normal) & 0x7f) | ((__float_as_uint(x) >> 24) & 0x80);
 }
 
-DEVICE uint32_t to_e4m3_pair(float low, float high) {
-#if __CUDA_ARCH__ >= 890
-  uint16_t y;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(y) : "f"(high), "f"(low));
-  return y;
-#else
-  return to_e4m3(low) | to_e4m3(high) << 8;
-#endif
-}
-
+// The low 23 bits are the code. Between 2^e and 2^(e+1), and below 2 for e = 0, values are multiples of 2^(e-1): so are the
+// floats from 2^(22+e), and the addition rounds. What it adds has 2e, the code less its multiple, in its last bits.
+// |x| exceeds 6 by a rounding at most.
 DEVICE uint32_t to_e2m1(float x) {
-  const float a = fminf(fabsf(x), 6.f);
-  // As in to_e4m3, with one bit of mantissa; the codes below 1 are multiples of 1/2, and so are the floats from 2^22.
-  const uint32_t bits = __float_as_uint(a);
-  const uint32_t normal = (bits + ((bits >> 22) & 1) + (0x1fffffu - (126u << 23))) >> 22;
-  const uint32_t subnormal = __float_as_uint(a + 0x1p22f);
-  return ((a < 1.f ? subnormal : normal) & 7) | ((__float_as_uint(x) >> 28) & 8);
+  const uint32_t bits = __float_as_uint(fmaxf(fabsf(x), 1.f)), exponent = bits >> 23;
+  const float rounder = __uint_as_float(exponent * 0x800002u + ((22u << 23) - 2 * 127));
+  return __float_as_uint(fabsf(x) + rounder) | ((__float_as_uint(x) >> 28) & 8);
 }
 
 // Adding 1.5 * 2^23 rounds to an integer, which the low bits then hold.
 DEVICE uint32_t to_int8(float x) { return __float_as_uint(x + 12582912.f) & 0xff; }
+
+// Four codes.
+template <Code code>
+DEVICE uint32_t to_word(float a, float b, float c, float d) {
+  if constexpr (code == Code::int8)
+    return __byte_perm(__byte_perm(to_int8(a), to_int8(b), 0x0040), __byte_perm(to_int8(c), to_int8(d), 0x0040), 0x5410);
+#if __CUDA_ARCH__ >= 890
+  uint32_t word;
+  asm("{\n.reg .b16 low, high;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+      "mov.b32 %0, {low, high};\n}" : "=r"(word) : "f"(a), "f"(b), "f"(c), "f"(d));
+  return word;
+#else
+  return to_e4m3(a) | to_e4m3(b) << 8 | to_e4m3(c) << 16 | to_e4m3(d) << 24;
+#endif
+}
 
 // To nearest even. Values beyond the largest code by more than a rounding are for to_codes_saturating.
 template <Code code, int n>
 DEVICE Codes<code, n> to_codes(const float (&x)[n]) {
   static_assert(n % 2 == 0);
   Codes<code, n> codes;
+  if constexpr (code == Code::e2m1) {
+    constexpr int together = n < 4 ? n : 4;  // as many as fit below the exponents
 #pragma unroll
-  for (int i = 0; i < n; i += 2) {
-    if constexpr (code == Code::e2m1) {
-      codes.at[i / 2] = uint8_t(to_e2m1(x[i]) | to_e2m1(x[i + 1]) << 4);
-    } else if constexpr (code == Code::e4m3) {
-      const uint32_t pair = to_e4m3_pair(x[i], x[i + 1]);
-      codes.at[i] = uint8_t(pair);
-      codes.at[i + 1] = uint8_t(pair >> 8);
-    } else {
-      codes.at[i] = uint8_t(to_int8(x[i]));
-      codes.at[i + 1] = uint8_t(to_int8(x[i + 1]));
+    for (int i = 0; i < n; i += together) {
+      uint32_t word = 0;
+#pragma unroll
+      for (int j = together - 1; j >= 0; --j) word = word * 16 + to_e2m1(x[i + j]);
+#pragma unroll
+      for (int j = 0; j < together / 2; ++j) codes.at[i / 2 + j] = uint8_t(word >> (8 * j));
+    }
+  } else if constexpr (n % 4 == 0) {
+    auto* words = reinterpret_cast<uint32_t*>(&codes);
+#pragma unroll
+    for (int i = 0; i < n; i += 4) words[i / 4] = to_word<code>(x[i], x[i + 1], x[i + 2], x[i + 3]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < n; i += 2) {
+      const uint32_t word = to_word<code>(x[i], x[i + 1], 0.f, 0.f);
+      codes.at[i] = uint8_t(word);
+      codes.at[i + 1] = uint8_t(word >> 8);
     }
   }
   return codes;
@@ -215,17 +288,15 @@ DEVICE Codes<code, n> to_codes(const float (&x)[n]) {
 // Any values: beyond the largest code they saturate; NaN gives NaN, or 0 where there is none.
 template <Code code, int n>
 DEVICE Codes<code, n> to_codes_saturating(const float (&x)[n]) {
-  constexpr float largest = CodeFacts<code>::largest;
-  float clamped[n];
+  if constexpr (code == Code::e4m3) {  // as the conversion does
+    return to_codes<code, n>(x);
+  } else {
+    constexpr float largest = CodeFacts<code>::largest;
+    float clamped[n];
 #pragma unroll
-  for (int i = 0; i < n; ++i) clamped[i] = fminf(fmaxf(x[i] == x[i] ? x[i] : 0.f, -largest), largest);
-  Codes<code, n> codes = to_codes<code, n>(clamped);
-  if constexpr (code == Code::e4m3) {
-#pragma unroll
-    for (int i = 0; i < n; ++i)
-      if (x[i] != x[i]) codes.at[i] = 0x7f;
+    for (int i = 0; i < n; ++i) clamped[i] = x[i] == x[i] ? fminf(fmaxf(x[i], -largest), largest) : 0.f;
+    return to_codes<code, n>(clamped);
   }
-  return codes;
 }
 
 template <Code code, int n>
@@ -286,22 +357,32 @@ DEVICE Codes<code, n> scaled_codes(const Vec<T, n>& x, const GroupScale& scale) 
   return codes;
 }
 
-// A kernel over groups inside rows: a group has `lanes` threads, a block takes `groups` neighbours of each of `rows` rows.
-template <int lanes, int groups, int rows>
-struct GroupPlace {
-  int64_t row, index, first, end;  // of the group's elements [.., end) of the row this thread has the first on
-  bool active;                     // threads without a group take part in the shuffles
+// Of offsets inside a group: 32 bits unless it may be longer than what threads hold in registers.
+template <bool longer> struct IndexType { using type = int; };
+template <> struct IndexType<true> { using type = int64_t; };
+template <bool longer> using IndexOf = typename IndexType<longer>::type;
 
-  // `width` elements of a thread lie beside each other.
-  DEVICE GroupPlace(int64_t row_count, int64_t size, int64_t group_size, int64_t across, int width) {
-    const uint32_t runs = uint32_t((across + groups - 1) / groups);
-    const int place = threadIdx.x / lanes;
-    row = int64_t(blockIdx.x / runs) * rows + place / groups;
-    index = int64_t(blockIdx.x % runs) * groups + place % groups;
+// A kernel over groups inside rows: a group has `lanes` threads, a CUDA block takes `groups` neighbours of each of `rows`
+// rows; blockIdx.z and .y count the blocks of rows. Offsets inside a group are of type Index.
+template <int lanes, int groups, int rows, typename Index>
+struct GroupPlace {
+  int64_t row, index, begin;  // of the group in its row, and its first element
+  Index first, size;          // of the group's elements the first one of this thread, and how many there are
+  bool active;                // threads without a group take part in the shuffles
+
+  // `width` elements of a thread lie beside each other. What is the same for a block is written so that the compiler
+  // sees it.
+  GroupPlace() = default;
+  DEVICE GroupPlace(int64_t row_count, int64_t row_size, int64_t group_size, int64_t across, int width, uint32_t run_index) {
+    const int place = threadIdx.x / lanes, in_run = rows == 1 ? place : place % groups;
+    const int64_t first_row = (int64_t(blockIdx.z) * gridDim.y + blockIdx.y) * rows, run = int64_t(run_index) * groups;
+    row = first_row + (rows == 1 ? 0 : place / groups);
+    index = run + in_run;
     active = place < groups * rows && row < row_count && index < across;
-    const int64_t begin = index * group_size, left = size - begin;
-    first = begin + threadIdx.x % lanes * width;
-    end = active ? begin + (left < group_size ? left : group_size) : 0;
+    begin = run * group_size + int64_t(in_run) * Index(group_size);
+    first = threadIdx.x % lanes * width;
+    const int64_t left = row_size - begin;
+    size = active ? Index(left < group_size ? left : group_size) : 0;
   }
 };
 

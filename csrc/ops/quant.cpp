@@ -168,9 +168,14 @@ Scales given_scales(const char* op, const Tensor& scales, const Cut& cut, const 
   const std::vector<int64_t> expected = scale_sizes(cut.sizes, cut.down, cut.across, type);
   DI_CHECK(sizes_of(scales) == expected, op, ": scales must have shape ", text_of(expected), ", got ",
            shape_of(scales));
+  int64_t bands = 1;
+  for (int64_t d = 0; d + 1 < scales.dim(); ++d) bands *= scales.size(d);
+  DI_CHECK(bands >> 32 == 0, op, ": scales must have fewer than 2^32 rows, got shape ", shape_of(scales));
   held = scales.dim() > Rows::kMaxDims ? torch::stable::contiguous(scales) : scales;
   Rows leading = rows_of(op, held, 2);
-  if (leading.dims > 1) {
+  bool far = false;  // strides that the kernels do not take
+  for (int64_t d = std::max<int64_t>(held.dim() - 2, 0); d < held.dim(); ++d) far = far || held.stride(d) >> 32 != 0;
+  if (leading.dims > 1 || far) {
     held = torch::stable::contiguous(held);
     leading = rows_of(op, held, 2);
   }
@@ -179,8 +184,8 @@ Scales given_scales(const char* op, const Tensor& scales, const Cut& cut, const 
   result.data = const_cast<void*>(held.const_data_ptr());
   result.rows = leading.count == 1 ? std::max<int64_t>(cut.down, 1) : cut.down;
   result.matrix = leading.dims ? leading.strides[0] : 0;
-  result.row = last > 0 ? held.stride(last - 1) : 0;
-  result.column = held.stride(last);
+  result.row = last > 0 ? uint32_t(held.stride(last - 1)) : 0;
+  result.column = uint32_t(held.stride(last));
   result.across = cut.across;
   result.type = type;
   return result;

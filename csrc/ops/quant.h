@@ -17,7 +17,8 @@ enum class ScaleType : int { f32, power, e8m0, packed };
 struct Scales {
   void* data;
   int64_t rows;  // bands of a matrix; of all matrices if one stride leads through them
-  int64_t matrix, row, column;
+  int64_t matrix;
+  uint32_t row, column;
   int64_t across;  // blocks of a band
   ScaleType type;
 };

@@ -1,12 +1,14 @@
 #include "quant_format.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace deepinfer {
 
 namespace {
 
 constexpr int64_t kPitchBytes = 16;  // what bulk copies ask of the stride between columns
+constexpr int64_t kMostScales = std::numeric_limits<uint32_t>::max();  // of a matrix across, and in all of them down
 
 Tensor new_strided(const Tensor& like, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides,
                    ScalarType dtype) {
@@ -73,8 +75,10 @@ Tensor new_scales(const Tensor& like, const std::vector<int64_t>& sizes, int64_t
   const int64_t columns = shape.back();
   int64_t matrices = 1;
   for (size_t d = 0; d + 2 < shape.size(); ++d) matrices *= shape[d];
-  scales = {.data = nullptr, .rows = down, .matrix = down * columns, .row = columns, .column = 1, .across = across,
-            .type = format.scale};
+  DI_CHECK(matrices * down < kMostScales && columns < kMostScales, "scales of ", matrices * down, " x ", columns,
+           " blocks are too many");
+  scales = {.data = nullptr, .rows = down, .matrix = down * columns, .row = uint32_t(columns), .column = 1,
+            .across = across, .type = format.scale};
   Tensor tensor = [&] {
     if (!format.columns_first) {
       scales.rows = matrices * down;
@@ -84,7 +88,7 @@ Tensor new_scales(const Tensor& like, const std::vector<int64_t>& sizes, int64_t
     const int64_t pitch = (std::max<int64_t>(down, 1) + unit - 1) / unit * unit;
     scales.matrix = columns * pitch;
     scales.row = 1;
-    scales.column = pitch;
+    scales.column = uint32_t(pitch);
     std::vector<int64_t> strides(shape.size());
     int64_t stride = std::max<int64_t>(columns, 1) * pitch;
     for (size_t d = shape.size(); d-- > 0;) {
