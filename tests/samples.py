@@ -49,6 +49,16 @@ def _unpermute() -> Sample:
     return (torch.randn(3, 8), slots, torch.rand(2, 2)), {}
 
 
+def _permute_scaled() -> Sample:
+    (x, *rest), _ = _permute()
+    return (x.to(torch.float8_e4m3fn), torch.rand(3, 2), *rest), {"scale_layout": "column"}
+
+
+def _unpermute_scaled() -> Sample:
+    (y, *rest), _ = _unpermute()
+    return (y.to(torch.float8_e4m3fn), torch.rand(3, 1), *rest), {}
+
+
 def _with_scales() -> Sample:
     return (torch.randn(4, 64).bfloat16(), torch.rand(4, 2) + 0.5, [1, 32]), {"dtype": torch.int8}
 
@@ -77,6 +87,8 @@ SAMPLES: dict[str, Callable[[], Sample]] = {
     "moe_expert_map": lambda: ((_ids(), 4), {"alignment": 2}),
     "moe_permute": _permute,
     "moe_unpermute": _unpermute,
+    "moe_permute_scaled": _permute_scaled,
+    "moe_unpermute_scaled": _unpermute_scaled,
     "grouped_mm": _grouped_mm,
     "fused_experts": _fused_experts,
     "quantize_per_token_group": lambda: ((torch.randn(4, 64).bfloat16(), 32), {}),

@@ -27,4 +27,9 @@ inline F32 from_e4m3(U8 codes) {
   return bit_cast<F32>(bit_cast<I32>(value) | ((code & 0x80) << 24));
 }
 
+// A code of float8_e4m3fn.
+struct e4m3 { uint8_t bits; };
+inline F32 load(const e4m3* p) { U8 codes; std::memcpy(&codes, p, sizeof(codes)); return from_e4m3(codes); }
+inline float load1(const e4m3* p) { return from_e4m3(U8{p->bits})[0]; }
+
 }  // namespace

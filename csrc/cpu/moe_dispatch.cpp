@@ -2,7 +2,7 @@
 
 #include "moe_dispatch.h"
 
-#include "vec.h"
+#include "fp8.h"
 
 namespace deepinfer::cpu::DEEPINFER_ISA {
 
@@ -49,52 +49,68 @@ void place_chunk(const ExpertMapArgs& args, int64_t chunk) {
   }
 }
 
-// out = sum over j of weight[j] * y[row[j]], in this order, without fused multiply-add; `at` is where in the row.
-template <typename T, typename W, int vectors>
+template <typename W>
+inline float factor_of(const MoeUnpermuteArgs& args, int64_t slot, int64_t row) {
+  const float weight = args.weights ? load1(static_cast<const W*>(args.weights) + slot) : 1.f;
+  return args.row_scales ? weight * args.row_scales[row] : weight;
+}
+
+// out = sum over j of factor[j] * y[row[j]], in this order, without fused multiply-add; `at` is where in the row.
+template <typename Y, typename T, typename W, int vectors>
 inline void sum_block(const MoeUnpermuteArgs& args, int64_t token, int64_t at) {
-  const W* weights = static_cast<const W*>(args.weights);
   F32 sum[vectors] = {};
   for (int64_t slot = token * args.topk; slot < (token + 1) * args.topk; ++slot) {
     const int64_t row = args.slots_to_rows[slot];
     if (row < 0) continue;
-    const float weight = weights ? load1(weights + slot) : 1.f;
-    const T* y = static_cast<const T*>(args.y) + row * args.row_stride + at;
-    for (int v = 0; v < vectors; ++v) sum[v] = sum[v] + weight * load(y + v * kLanes);
+    const float factor = factor_of<W>(args, slot, row);
+    const Y* y = static_cast<const Y*>(args.y) + row * args.row_stride + at;
+    for (int v = 0; v < vectors; ++v) sum[v] = sum[v] + factor * load(y + v * kLanes);
   }
   T* out = static_cast<T*>(args.out) + token * args.hidden_size + at;
   for (int v = 0; v < vectors; ++v) store(out + v * kLanes, sum[v]);
 }
 
-template <typename T, typename W>
+template <typename Y, typename T, typename W>
 inline void sum_element(const MoeUnpermuteArgs& args, int64_t token, int64_t at) {
-  const W* weights = static_cast<const W*>(args.weights);
   float sum = 0.f;
   for (int64_t slot = token * args.topk; slot < (token + 1) * args.topk; ++slot) {
     const int64_t row = args.slots_to_rows[slot];
     if (row < 0) continue;
-    const float weight = weights ? load1(weights + slot) : 1.f;
-    sum = sum + weight * load1(static_cast<const T*>(args.y) + row * args.row_stride + at);
+    sum = sum + factor_of<W>(args, slot, row) * load1(static_cast<const Y*>(args.y) + row * args.row_stride + at);
   }
   store1(static_cast<T*>(args.out) + token * args.hidden_size + at, sum);
 }
 
-template <typename T, typename W>
+template <typename Y, typename T, typename W>
 void unpermute(const MoeUnpermuteArgs& args, int64_t begin, int64_t end) {
   constexpr int kBlock = 4;
   for (int64_t token = begin; token < end; ++token) {
     int64_t at = 0;
-    for (; at + kBlock * kLanes <= args.hidden_size; at += kBlock * kLanes) sum_block<T, W, kBlock>(args, token, at);
-    for (; at + kLanes <= args.hidden_size; at += kLanes) sum_block<T, W, 1>(args, token, at);
-    for (; at < args.hidden_size; ++at) sum_element<T, W>(args, token, at);
+    for (; at + kBlock * kLanes <= args.hidden_size; at += kBlock * kLanes)
+      sum_block<Y, T, W, kBlock>(args, token, at);
+    for (; at + kLanes <= args.hidden_size; at += kLanes) sum_block<Y, T, W, 1>(args, token, at);
+    for (; at < args.hidden_size; ++at) sum_element<Y, T, W>(args, token, at);
   }
 }
 
 template <typename T>
 void with_weights(const MoeUnpermuteArgs& args, int64_t begin, int64_t end) {
+  if (args.coded) return unpermute<e4m3, T, float>(args, begin, end);
   switch (args.weights_dtype) {
-    case DType::f32: return unpermute<T, float>(args, begin, end);
-    case DType::bf16: return unpermute<T, bf16>(args, begin, end);
-    case DType::f16: return unpermute<T, f16>(args, begin, end);
+    case DType::f32: return unpermute<T, T, float>(args, begin, end);
+    case DType::bf16: return unpermute<T, T, bf16>(args, begin, end);
+    case DType::f16: return unpermute<T, T, f16>(args, begin, end);
+  }
+}
+
+template <typename Scale>
+void permute_scales(const MoePermuteScalesArgs& args, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    const int32_t slot = args.rows_to_slots[row];
+    const Scale* scales = static_cast<const Scale*>(args.scales) + (slot < 0 ? 0 : slot / args.topk * args.row_stride);
+    Scale* out = static_cast<Scale*>(args.out) + row * args.out_row_stride;
+    for (int64_t i = 0; i < args.columns; ++i)
+      out[i * args.out_column_stride] = slot < 0 ? Scale(0) : scales[i * args.column_stride];
   }
 }
 
@@ -137,6 +153,10 @@ void moe_permute(const MoePermuteArgs& args, int64_t begin, int64_t end) {
     else
       std::memcpy(out, args.x + slot / args.topk * args.row_stride, args.row_bytes);
   }
+}
+
+void moe_permute_scales(const MoePermuteScalesArgs& args, int64_t begin, int64_t end) {
+  args.bytes == 1 ? permute_scales<uint8_t>(args, begin, end) : permute_scales<uint32_t>(args, begin, end);
 }
 
 void moe_unpermute(const MoeUnpermuteArgs& args, int64_t begin, int64_t end) {

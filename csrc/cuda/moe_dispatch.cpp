@@ -86,9 +86,16 @@ jit::KernelSource describe_by_token(const MoePermuteConfig& c) { return source_o
 jit::KernelSource describe_bulk(const MoePermuteConfig& c) { return source_of("moe_permute_bulk", c); }
 jit::KernelSource describe_by_row(const MoePermuteConfig& c) { return source_of("moe_permute_by_row", c); }
 
+jit::KernelSource describe_scales(const MoePermuteScalesConfig& c) {
+  jit::KernelSource source =
+      source_of("moe_permute_scales", "MoePermuteScalesConfig", "MoePermuteScalesArgs", c.threads);
+  source.facts = {{"bytes", c.bytes}, {"by_rows", c.by_rows}, {"threads", c.threads}};
+  return source;
+}
+
 jit::KernelSource describe_unpermute(const MoeUnpermuteConfig& c) {
   jit::KernelSource source = source_of("moe_unpermute", "MoeUnpermuteConfig", "MoeUnpermuteArgs", c.threads);
-  source.facts = {{"y", c.y},           {"weights", c.weights}, {"weighted", c.weighted},
+  source.facts = {{"out", c.out},       {"weights", c.weights}, {"coded", c.coded},    {"weighted", c.weighted},
                   {"access", c.access}, {"topk", c.topk},       {"threads", c.threads}};
   return source;
 }
@@ -105,8 +112,11 @@ std::vector<ExpertMapConfig> map_samples() {
 std::vector<MoePermuteConfig> token_samples() { return {{16, 8, 4, kRowThreads, 0}, {2, 0, 4, 64, 0}}; }
 std::vector<MoePermuteConfig> bulk_samples() { return {{16, 0, 4, kWarp, 16384}}; }
 std::vector<MoePermuteConfig> row_samples() { return {{16, 0, 4, kRowThreads, 0}, {1, 0, 4, 32, 0}}; }
+std::vector<MoePermuteScalesConfig> scales_samples() { return {{4, 1, kRowThreads}, {1, 0, kRowThreads}}; }
 std::vector<MoeUnpermuteConfig> unpermute_samples() {
-  return {{DType::bf16, DType::f32, 1, 8, 8, kRowThreads}, {DType::f32, DType::f32, 0, 1, 0, 64}};
+  return {{DType::bf16, DType::f32, 0, 1, 8, 8, kRowThreads},
+          {DType::f32, DType::f32, 0, 0, 1, 0, 64},
+          {DType::bf16, DType::f32, 1, 1, 8, 8, kRowThreads}};
 }
 
 jit::Kernels<ExpertMapConfig> count_kernels(describe_count, count_samples);
@@ -114,6 +124,7 @@ jit::Kernels<ExpertMapConfig> map_kernels(describe_map, map_samples);
 jit::Kernels<MoePermuteConfig> token_kernels(describe_by_token, token_samples);
 jit::Kernels<MoePermuteConfig> bulk_kernels(describe_bulk, bulk_samples);
 jit::Kernels<MoePermuteConfig> row_kernels(describe_by_row, row_samples);
+jit::Kernels<MoePermuteScalesConfig> scales_kernels(describe_scales, scales_samples);
 jit::Kernels<MoeUnpermuteConfig> unpermute_kernels(describe_unpermute, unpermute_samples);
 
 }  // namespace
@@ -160,6 +171,11 @@ void moe_permute(const MoePermuteArgs& args, int device) {
   token_kernels.launch(device, c, grid, args);
 }
 
+void moe_permute_scales(const MoePermuteScalesArgs& args, int device) {
+  const MoePermuteScalesConfig c{args.bytes, args.out_row_stride < args.out_column_stride, kRowThreads};
+  scales_kernels.launch(device, c, {unsigned(ceil_div(args.rows * args.columns, c.threads))}, args);
+}
+
 void moe_unpermute(const MoeUnpermuteArgs& args, int device) {
   if (args.hidden_size == 0) return;
   const int element = size_of(args.dtype);
@@ -168,8 +184,8 @@ void moe_unpermute(const MoeUnpermuteArgs& args, int device) {
   access.limit(args.out, element);
   access.limit_stride(args.row_stride, element);
   const int64_t pieces = ceil_div(args.hidden_size, 16 / element);
-  const MoeUnpermuteConfig c{args.dtype, args.weights ? args.weights_dtype : DType::f32, args.weights != nullptr,
-                             access.elements(), unrolled(args.topk), threads_for(pieces)};
+  const MoeUnpermuteConfig c{args.dtype,        args.weights ? args.weights_dtype : DType::f32, args.coded,
+                             args.weights != nullptr, access.elements(), unrolled(args.topk), threads_for(pieces)};
   const int64_t blocks = args.tokens < kFewBlocks ? ceil_div(pieces, c.threads) : 1;
   unpermute_kernels.launch(device, c, {unsigned(args.tokens * blocks)}, args);
 }

@@ -17,6 +17,7 @@
 #include "device.cuh"
 #include "hopper.cuh"
 #include "moe_dispatch_config.h"
+#include "quantizer.cuh"
 
 namespace deepinfer {
 
@@ -198,6 +199,9 @@ DEVICE void expert_map(const ExpertMapArgs& args) {
 
 // ---- rows ----
 
+template <bool condition, typename Yes, typename No> struct If { using type = Yes; };
+template <typename Yes, typename No> struct If<false, Yes, No> { using type = No; };
+
 template <int n>
 DEVICE Vec<uint8_t, n> filled_with(uint8_t byte) {
   Vec<uint8_t, n> v;
@@ -310,9 +314,27 @@ DEVICE void moe_permute_by_row(const MoePermuteArgs& args) {
   copy_row<c, 1>(args, args.x + slot / args.topk * args.row_stride, &here);
 }
 
+// A thread a scale.
+template <MoePermuteScalesConfig c>
+DEVICE void moe_permute_scales(const MoePermuteScalesArgs& args) {
+  using Scale = typename If<c.bytes == 1, uint8_t, uint32_t>::type;
+  const int64_t i = int64_t(blockIdx.x) * c.threads + threadIdx.x;
+  const int64_t across = c.by_rows ? args.rows : args.columns, outer = i / across, inner = i - outer * across;
+  const int64_t row = c.by_rows ? inner : outer, column = c.by_rows ? outer : inner;
+  wait_for_previous_kernel();
+  let_next_kernel_start();
+  if (row >= args.rows || column >= args.columns) return;
+  const int32_t slot = args.rows_to_slots[row];
+  Scale scale = slot == kDropped ? Scale(0) : Scale(0xffffffff);
+  if (slot >= 0 && slot < args.tokens * args.topk)
+    scale = static_cast<const Scale*>(args.scales)[slot / args.topk * args.row_stride + column * args.column_stride];
+  static_cast<Scale*>(args.out)[row * args.out_row_stride + column * args.out_column_stride] = scale;
+}
+
 template <MoeUnpermuteConfig c>
 DEVICE void moe_unpermute(const MoeUnpermuteArgs& args) {
-  using T = Element<c.y>;
+  using T = Element<c.out>;
+  using Y = typename If<c.coded, uint8_t, T>::type;
   using W = Element<c.weights>;
   constexpr int n = kVectorBytes / sizeof(T);
   constexpr int together = c.topk ? c.topk : 4;  // rows in flight
@@ -330,7 +352,7 @@ DEVICE void moe_unpermute(const MoeUnpermuteArgs& args) {
     float sum[n] = {};
     bool poisoned = false;
     for (int first = 0; first < topk; first += together) {
-      Vec<T, n> held[together];
+      Vec<Y, n> held[together];
       float factor[together];
       bool present[together];
 #pragma unroll
@@ -339,14 +361,23 @@ DEVICE void moe_unpermute(const MoeUnpermuteArgs& args) {
         present[j] = row >= 0 && row < args.rows;
         poisoned |= row < kDropped || row >= args.rows;
         factor[j] = c.weighted && present[j] ? to_float(weights[first + j]) : 1.f;
-        const T* y = static_cast<const T*>(args.y) + row * args.row_stride;
+        if (c.coded && present[j]) factor[j] *= args.row_scales[row];
+        const Y* y = static_cast<const Y*>(args.y) + row * args.row_stride;
         if (present[j]) held[j] = load_vector<Reuse::once, c.access, n>(y, i, size);
       }
 #pragma unroll
-      for (int j = 0; j < together; ++j)
-        if (present[j])
+      for (int j = 0; j < together; ++j) {
+        if (!present[j]) continue;
+        float values[n];
+        if constexpr (c.coded) {
+          from_codes<Code::e4m3, n>(held[j], values);
+        } else {
 #pragma unroll
-          for (int e = 0; e < n; ++e) sum[e] += factor[j] * to_float(held[j].at[e]);
+          for (int e = 0; e < n; ++e) values[e] = to_float(held[j].at[e]);
+        }
+#pragma unroll
+        for (int e = 0; e < n; ++e) sum[e] += factor[j] * values[e];
+      }
     }
     Vec<T, n> y;
 #pragma unroll

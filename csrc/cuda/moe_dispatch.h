@@ -18,6 +18,7 @@ ExpertMapPlan plan_expert_map(int64_t slots, int64_t num_local_experts, int devi
 void expert_map(const ExpertMapArgs& args, int device);
 
 void moe_permute(const MoePermuteArgs& args, int device);
+void moe_permute_scales(const MoePermuteScalesArgs& args, int device);
 void moe_unpermute(const MoeUnpermuteArgs& args, int device);
 
 }  // namespace deepinfer::cuda

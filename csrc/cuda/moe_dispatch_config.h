@@ -25,8 +25,15 @@ struct MoePermuteConfig {
   int stage_bytes;  // of shared memory that hold a piece of a row, or 0 without the bulk copy engine
 };
 
+struct MoePermuteScalesConfig {
+  int bytes;    // of a scale
+  int by_rows;  // 1: neighbouring threads take neighbouring rows, which lie beside each other in the result
+  int threads;
+};
+
 struct MoeUnpermuteConfig {
-  DType y, weights;
+  DType out, weights;
+  int coded;     // 1: the rows are float8_e4m3fn and have scales
   int weighted;
   int access;  // elements that alignment lets one access move
   int topk;    // known and small, or 0

@@ -8,6 +8,7 @@
 #include "../cpu/pages.h"
 #include "../cpu/parallel.h"
 #include "../cuda/activation.h"
+#include "indices.h"
 #include "quant_format.h"
 #include "rows.h"
 
@@ -127,19 +128,15 @@ Tensor silu_and_mul(const Tensor& gate, const std::optional<Tensor>& up, std::op
   return gated_activation(op, silu(op, limit, alpha, up_offset), gate, up, row_weights);
 }
 
-// The map and its inverse gather; on a CPU every slot is checked.
 Tensor use_map(const char* op, GatedQuantArgs& args, const Tensor& map, const Tensor& gate) {
   const int64_t rows = args.gated.gate_rows.count;
   DI_CHECK(map.scalar_type() == ScalarType::Int, op, ": rows_to_slots must be int32, got ", name_of(map.scalar_type()));
   DI_CHECK(map.dim() == 1 && map.size(0) == rows, op, ": rows_to_slots must have shape [", rows, "], got ",
            shape_of(map));
   check_same_device(op, "rows_to_slots", map, gate);
+  check_indices(op, "rows_to_slots", map, -1, args.slots);
   const Tensor dense = torch::stable::contiguous(map);
   args.rows_to_slots = static_cast<const int32_t*>(dense.const_data_ptr());
-  if (!gate.is_cuda())
-    for (int64_t row = 0; row < rows; ++row)
-      DI_CHECK(args.rows_to_slots[row] >= -1 && args.rows_to_slots[row] < args.slots, op,
-               ": rows_to_slots must lie in [-1, ", args.slots, "), got ", args.rows_to_slots[row]);
   return dense;
 }
 

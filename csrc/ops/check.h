@@ -70,13 +70,16 @@ inline bool is_float_dtype(ScalarType t) {
 }
 
 // The kernels' dtype of a floating-point argument.
-inline DType float_dtype(const char* op, const char* argument, const Tensor& t) {
-  switch (t.scalar_type()) {
+inline DType float_dtype(const char* op, const char* argument, ScalarType dtype) {
+  switch (dtype) {
     case ScalarType::Float: return DType::f32;
     case ScalarType::BFloat16: return DType::bf16;
     case ScalarType::Half: return DType::f16;
-    default: fail(op, ": ", argument, " must be float32, bfloat16 or float16, got ", name_of(t.scalar_type()));
+    default: fail(op, ": ", argument, " must be float32, bfloat16 or float16, got ", name_of(dtype));
   }
+}
+inline DType float_dtype(const char* op, const char* argument, const Tensor& t) {
+  return float_dtype(op, argument, t.scalar_type());
 }
 
 // torch's promotion rule, for the three floating-point dtypes the ops take.

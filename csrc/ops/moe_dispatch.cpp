@@ -1,4 +1,4 @@
-// moe_expert_map, moe_permute and moe_unpermute: schemas, argument checks, outputs.
+// moe_expert_map, and moe_permute and moe_unpermute with and without scales: schemas, argument checks, outputs.
 
 #include "moe_dispatch.h"
 
@@ -8,8 +8,8 @@
 #include "../cpu/pages.h"
 #include "../cpu/parallel.h"
 #include "../cuda/moe_dispatch.h"
-#include "check.h"
 #include "indices.h"
+#include "quant_format.h"
 #include "rows.h"
 
 namespace deepinfer {
@@ -109,9 +109,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> moe_expert_map(const Tensor& topk_ids
   return {rows_to_slots, slots_to_rows, offsets, counts};
 }
 
-Tensor moe_permute(const Tensor& x, const Tensor& rows_to_slots, int64_t topk,
-                   const std::optional<Tensor>& slots_to_rows) {
-  const char* op = "moe_permute";
+Tensor permute(const char* op, const Tensor& x, const Tensor& rows_to_slots, int64_t topk,
+               const std::optional<Tensor>& slots_to_rows) {
   check_matrix(op, "x", x, "tokens, hidden_size");
   DI_CHECK(rows_to_slots.dim() == 1, op, ": rows_to_slots must be 1-D, got shape ", shape_of(rows_to_slots));
   check_map(op, "rows_to_slots", rows_to_slots, x);
@@ -149,30 +148,68 @@ Tensor moe_permute(const Tensor& x, const Tensor& rows_to_slots, int64_t topk,
   return out;
 }
 
-Tensor moe_unpermute(const Tensor& y, const Tensor& slots_to_rows, const std::optional<Tensor>& topk_weights) {
-  const char* op = "moe_unpermute";
-  check_matrix(op, "y", y, "rows, hidden_size");
-  MoeUnpermuteArgs args{};
-  args.dtype = float_dtype(op, "y", y);
-  check_matrix(op, "slots_to_rows", slots_to_rows, "tokens, topk");
-  check_map(op, "slots_to_rows", slots_to_rows, y);
-  args.rows = y.size(0);
-  args.tokens = slots_to_rows.size(0);
-  args.hidden_size = y.size(1);
-  args.topk = slots_to_rows.size(1);
-  std::optional<Tensor> weights;
-  if (topk_weights) {
-    DI_CHECK(same_shape(*topk_weights, slots_to_rows), op, ": topk_weights must have the shape of slots_to_rows, ",
-             shape_of(slots_to_rows), ", got ", shape_of(*topk_weights));
-    check_same_device(op, "topk_weights", *topk_weights, y);
-    args.weights_dtype = float_dtype(op, "topk_weights", *topk_weights);
-    args.weights = weights.emplace(torch::stable::contiguous(*topk_weights)).const_data_ptr();
+Tensor moe_permute(const Tensor& x, const Tensor& rows_to_slots, int64_t topk,
+                   const std::optional<Tensor>& slots_to_rows) {
+  return permute("moe_permute", x, rows_to_slots, topk, slots_to_rows);
+}
+
+// The scales go as the tokens do, into either layout.
+std::tuple<Tensor, Tensor> moe_permute_scaled(const Tensor& x, const Tensor& scales, const Tensor& rows_to_slots,
+                                              int64_t topk, const std::optional<Tensor>& slots_to_rows,
+                                              std::string scale_layout) {
+  const char* op = "moe_permute_scaled";
+  const QuantFormat format = quant_format(op, std::nullopt, false, scales.scalar_type(), scale_layout);
+  check_matrix(op, "x", x, "tokens, hidden_size");
+  check_matrix(op, "scales", scales, "tokens, groups");
+  DI_CHECK(scales.size(0) == x.size(0), op, ": scales must have ", x.size(0), " rows, those of x, got ",
+           scales.size(0));
+  check_same_device(op, "scales", scales, x);
+  Tensor out = permute(op, x, rows_to_slots, topk, slots_to_rows);
+  const int64_t rows = rows_to_slots.size(0), columns = scales.size(1);
+  Scales layout{};
+  const int64_t groups = format.scale == ScaleType::packed ? 4 * columns : columns;
+  Tensor out_scales = new_scales(x, {rows, columns}, rows, groups, format, layout);
+  const Tensor map = torch::stable::contiguous(rows_to_slots);
+  MoePermuteScalesArgs args{};
+  args.scales = scales.const_data_ptr();
+  args.out = layout.data;
+  args.rows_to_slots = static_cast<const int32_t*>(map.const_data_ptr());
+  args.row_stride = scales.stride(0);
+  args.column_stride = scales.stride(1);
+  args.out_row_stride = layout.row;
+  args.out_column_stride = layout.column;
+  args.columns = columns;
+  args.topk = topk;
+  args.rows = rows;
+  args.tokens = x.size(0);
+  args.bytes = int(scales.element_size());
+  if (x.is_cuda()) {
+    cuda::moe_permute_scales(args, x.get_device_index());
+  } else {
+    cpu::parallel(cpu::moe_permute_scales, args, rows, columns * args.bytes * 2);
   }
-  Tensor map = torch::stable::contiguous(slots_to_rows);
+  return {out, out_scales};
+}
+
+// The map and what the sum of rows needs to know of it.
+void use_slots_to_rows(const char* op, MoeUnpermuteArgs& args, const Tensor& y, const Tensor& map) {
+  args.rows = y.size(0);
+  args.tokens = map.size(0);
+  args.hidden_size = y.size(1);
+  args.topk = map.size(1);
   args.slots_to_rows = static_cast<const int32_t*>(map.const_data_ptr());
   check_indices(op, "slots_to_rows", map, -1, args.rows);
+}
 
-  Tensor out = new_tensor(y, {args.tokens, args.hidden_size}, y.scalar_type());
+void check_weights(const char* op, const Tensor& weights, const Tensor& slots_to_rows, const Tensor& y) {
+  DI_CHECK(same_shape(weights, slots_to_rows), op, ": topk_weights must have the shape of slots_to_rows, ",
+           shape_of(slots_to_rows), ", got ", shape_of(weights));
+  check_same_device(op, "topk_weights", weights, y);
+  float_dtype(op, "topk_weights", weights);
+}
+
+Tensor sum_rows(MoeUnpermuteArgs& args, const Tensor& y, ScalarType dtype) {
+  Tensor out = new_tensor(y, {args.tokens, args.hidden_size}, dtype);
   Tensor dense_y = with_dense_rows(y);
   args.y = dense_y.const_data_ptr();
   args.row_stride = dense_y.stride(0);
@@ -185,6 +222,55 @@ Tensor moe_unpermute(const Tensor& y, const Tensor& slots_to_rows, const std::op
   return out;
 }
 
+Tensor moe_unpermute(const Tensor& y, const Tensor& slots_to_rows, const std::optional<Tensor>& topk_weights) {
+  const char* op = "moe_unpermute";
+  check_matrix(op, "y", y, "rows, hidden_size");
+  MoeUnpermuteArgs args{};
+  args.dtype = float_dtype(op, "y", y);
+  check_matrix(op, "slots_to_rows", slots_to_rows, "tokens, topk");
+  check_map(op, "slots_to_rows", slots_to_rows, y);
+  std::optional<Tensor> weights;
+  if (topk_weights) {
+    check_weights(op, *topk_weights, slots_to_rows, y);
+    args.weights_dtype = float_dtype(op, "topk_weights", *topk_weights);
+    args.weights = weights.emplace(torch::stable::contiguous(*topk_weights)).const_data_ptr();
+  }
+  const Tensor map = torch::stable::contiguous(slots_to_rows);
+  use_slots_to_rows(op, args, y, map);
+  return sum_rows(args, y, y.scalar_type());
+}
+
+Tensor moe_unpermute_scaled(const Tensor& y, const Tensor& row_scales, const Tensor& slots_to_rows,
+                            const std::optional<Tensor>& topk_weights, std::optional<ScalarType> dtype) {
+  const char* op = "moe_unpermute_scaled";
+  check_matrix(op, "y", y, "rows, hidden_size");
+  DI_CHECK(y.scalar_type() == ScalarType::Float8_e4m3fn, op, ": y must be float8_e4m3fn, got ",
+           name_of(y.scalar_type()));
+  const bool column = row_scales.dim() == 2 && row_scales.size(1) == 1;
+  DI_CHECK((row_scales.dim() == 1 || column) && row_scales.size(0) == y.size(0), op, ": row_scales must have shape [",
+           y.size(0), "] or [", y.size(0), ", 1], got ", shape_of(row_scales));
+  DI_CHECK(row_scales.scalar_type() == ScalarType::Float, op, ": row_scales must be float32, got ",
+           name_of(row_scales.scalar_type()));
+  check_same_device(op, "row_scales", row_scales, y);
+  check_matrix(op, "slots_to_rows", slots_to_rows, "tokens, topk");
+  check_map(op, "slots_to_rows", slots_to_rows, y);
+  MoeUnpermuteArgs args{};
+  args.coded = true;
+  args.weights_dtype = DType::f32;
+  std::optional<Tensor> weights;
+  if (topk_weights) {
+    check_weights(op, *topk_weights, slots_to_rows, y);
+    weights = torch::stable::contiguous(torch::stable::to(*topk_weights, ScalarType::Float));
+    args.weights = weights->const_data_ptr();
+  }
+  const ScalarType result = dtype.value_or(ScalarType::BFloat16);
+  args.dtype = float_dtype(op, "dtype", result);
+  const Tensor map = torch::stable::contiguous(slots_to_rows), scales = torch::stable::contiguous(row_scales);
+  args.row_scales = static_cast<const float*>(scales.const_data_ptr());
+  use_slots_to_rows(op, args, y, map);
+  return sum_rows(args, y, result);
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(deepinfer, m) {
@@ -192,12 +278,20 @@ STABLE_TORCH_LIBRARY_FRAGMENT(deepinfer, m) {
       "moe_expert_map(Tensor topk_ids, int num_experts, *, int alignment=1, int first_expert=0,"
       " int? num_local_experts=None) -> (Tensor, Tensor, Tensor, Tensor)");
   m.def("moe_permute(Tensor x, Tensor rows_to_slots, int topk, Tensor? slots_to_rows=None) -> Tensor");
+  m.def(
+      "moe_permute_scaled(Tensor x, Tensor scales, Tensor rows_to_slots, int topk, Tensor? slots_to_rows=None, *,"
+      " str scale_layout=\"row\") -> (Tensor, Tensor)");
+  m.def(
+      "moe_unpermute_scaled(Tensor y, Tensor row_scales, Tensor slots_to_rows, Tensor? topk_weights=None, *,"
+      " ScalarType? dtype=None) -> Tensor");
   m.def("moe_unpermute(Tensor y, Tensor slots_to_rows, Tensor? topk_weights=None) -> Tensor");
 }
 
 static void implement(auto& m) {
   m.impl("moe_expert_map", TORCH_BOX(&moe_expert_map));
   m.impl("moe_permute", TORCH_BOX(&moe_permute));
+  m.impl("moe_permute_scaled", TORCH_BOX(&moe_permute_scaled));
+  m.impl("moe_unpermute_scaled", TORCH_BOX(&moe_unpermute_scaled));
   m.impl("moe_unpermute", TORCH_BOX(&moe_unpermute));
 }
 

@@ -1,7 +1,7 @@
 // What the dispatch ops hand to the kernels of any device.
 #pragma once
 
-#include "../cpu/types.h"
+#include "quant.h"
 
 namespace deepinfer {
 
@@ -30,14 +30,27 @@ struct MoePermuteArgs {
   int64_t rows, tokens;
 };
 
+// The scales of tokens that are gathered like the tokens themselves. Strides are in elements of `bytes` bytes.
+struct MoePermuteScalesArgs {
+  const void* scales;
+  void* out;
+  const int32_t* rows_to_slots;
+  int64_t row_stride, column_stride, out_row_stride, out_column_stride;
+  int64_t columns, topk;
+  int64_t rows, tokens;
+  int bytes;
+};
+
 struct MoeUnpermuteArgs {
-  const void* y;  // rows of `hidden_size` elements of `dtype`
+  const void* y;  // rows of `hidden_size` elements of `dtype`, or of codes
   const int32_t* slots_to_rows;
-  const void* weights;  // of weights_dtype, one for each slot; null: 1
-  void* out;            // dense rows of `dtype`
+  const void* weights;      // of weights_dtype, one for each slot; null: 1
+  const float* row_scales;  // one for each row of y; null: 1
+  void* out;                // dense rows of `dtype`
   int64_t row_stride, hidden_size, topk;
   int64_t rows, tokens;
   DType dtype, weights_dtype;
+  bool coded;  // y is float8_e4m3fn
 };
 
 }  // namespace deepinfer

@@ -8,7 +8,14 @@ import torch
 
 from torch_deepinfer.ops.activation import gelu_and_mul, silu_and_mul, silu_and_mul_quant
 from torch_deepinfer.ops.gemm import fused_experts, grouped_mm
-from torch_deepinfer.ops.moe import moe_expert_map, moe_permute, moe_router, moe_unpermute
+from torch_deepinfer.ops.moe import (
+    moe_expert_map,
+    moe_permute,
+    moe_permute_scaled,
+    moe_router,
+    moe_unpermute,
+    moe_unpermute_scaled,
+)
 from torch_deepinfer.ops.norm import add_rms_norm, add_rms_norm_quant, rms_norm, rms_norm_quant
 from torch_deepinfer.ops.quant import (
     dequantize,
@@ -31,8 +38,10 @@ __all__ = [
     "grouped_mm",
     "moe_expert_map",
     "moe_permute",
+    "moe_permute_scaled",
     "moe_router",
     "moe_unpermute",
+    "moe_unpermute_scaled",
     "qk_norm_rope",
     "quantization_scales",
     "quantize_per_block",

@@ -3,6 +3,7 @@
 import torch
 
 from torch_deepinfer.ops.checks import check, check_float_dtype, shape_of
+from torch_deepinfer.ops.quant import check_scale_format, new_scales
 
 SCORES = ("softmax", "sigmoid", "sqrt_softplus")
 GROUP_SCORES = ("top2_sum", "max")
@@ -173,6 +174,58 @@ def moe_unpermute(
     return torch.ops.deepinfer.moe_unpermute(y, slots_to_rows, topk_weights)
 
 
+def moe_permute_scaled(
+    x: torch.Tensor,
+    scales: torch.Tensor,
+    rows_to_slots: torch.Tensor,
+    topk: int,
+    slots_to_rows: torch.Tensor | None = None,
+    *,
+    scale_layout: str = "row",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`moe_permute` of quantised tokens: their scales go where they go.
+
+    Args:
+        x, rows_to_slots, topk, slots_to_rows: as in :func:`moe_permute`.
+        scales: ``[tokens, groups]``, float32, float8_e8m0fnu or int32, any strides.
+        scale_layout: of the resulting scales, ``"row"`` or ``"column"`` as in :func:`quantize_per_token_group`.
+
+    Returns:
+        ``(rows, scales)``: ``[rows, hidden_size]`` and ``[rows, groups]``. Both are zeros for -1.
+
+    Raises:
+        ValueError: as :func:`moe_permute`; also scales of another number of rows, dtype or device, another layout.
+    """
+    return torch.ops.deepinfer.moe_permute_scaled(
+        x, scales, rows_to_slots, topk, slots_to_rows, scale_layout=scale_layout
+    )
+
+
+def moe_unpermute_scaled(
+    y: torch.Tensor,
+    row_scales: torch.Tensor,
+    slots_to_rows: torch.Tensor,
+    topk_weights: torch.Tensor | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """:func:`moe_unpermute` of rows in float8: each is multiplied by ``topk_weights * row_scales``, a float32 product.
+
+    Args:
+        y: ``[rows, hidden_size]`` float8_e4m3fn, any strides.
+        row_scales: ``[rows]`` or ``[rows, 1]`` float32, as :func:`quantize_per_token` returns them.
+        slots_to_rows, topk_weights: as in :func:`moe_unpermute`.
+        dtype: of the result: bfloat16 (the default), float16 or float32.
+
+    Returns:
+        ``[tokens, hidden_size]``, contiguous.
+
+    Raises:
+        ValueError: a wrong shape, dtype or device; on CPU also a map entry out of range.
+    """
+    return torch.ops.deepinfer.moe_unpermute_scaled(y, row_scales, slots_to_rows, topk_weights, dtype=dtype)
+
+
 # ---- meta kernels ----------------------------------------------------------------------------------------------------
 
 
@@ -278,9 +331,7 @@ def _check_map(op: str, argument: str, index_map: torch.Tensor, x: torch.Tensor)
     check(index_map.device == x.device, f"{op}: {argument} must be on the same device as the first argument")
 
 
-@torch.library.register_fake("deepinfer::moe_permute")
-def _moe_permute_meta(x, rows_to_slots, topk, slots_to_rows=None):
-    op = "moe_permute"
+def _check_permute(op, x, rows_to_slots, topk, slots_to_rows):
     check(x.dim() == 2, f"{op}: x must be 2-D, [tokens, hidden_size], got shape {shape_of(x)}")
     check(rows_to_slots.dim() == 1, f"{op}: rows_to_slots must be 1-D, got shape {shape_of(rows_to_slots)}")
     _check_map(op, "rows_to_slots", rows_to_slots, x)
@@ -291,7 +342,48 @@ def _moe_permute_meta(x, rows_to_slots, topk, slots_to_rows=None):
             f"{op}: slots_to_rows must have shape [{x.shape[0]}, {topk}], got {shape_of(slots_to_rows)}",
         )
         _check_map(op, "slots_to_rows", slots_to_rows, x)
+
+
+@torch.library.register_fake("deepinfer::moe_permute")
+def _moe_permute_meta(x, rows_to_slots, topk, slots_to_rows=None):
+    _check_permute("moe_permute", x, rows_to_slots, topk, slots_to_rows)
     return x.new_empty(rows_to_slots.shape[0], x.shape[1])
+
+
+@torch.library.register_fake("deepinfer::moe_permute_scaled")
+def _moe_permute_scaled_meta(x, scales, rows_to_slots, topk, slots_to_rows=None, *, scale_layout="row"):
+    op = "moe_permute_scaled"
+    check_scale_format(op, scales.dtype, scale_layout)
+    check(x.dim() == 2, f"{op}: x must be 2-D, [tokens, hidden_size], got shape {shape_of(x)}")
+    check(scales.dim() == 2, f"{op}: scales must be 2-D, [tokens, groups], got shape {shape_of(scales)}")
+    check(
+        scales.shape[0] == x.shape[0],
+        f"{op}: scales must have {x.shape[0]} rows, those of x, got {scales.shape[0]}",
+    )
+    check(scales.device == x.device, f"{op}: scales must be on the same device as the first argument")
+    _check_permute(op, x, rows_to_slots, topk, slots_to_rows)
+    rows = rows_to_slots.shape[0]
+    return x.new_empty(rows, x.shape[1]), new_scales(x, [rows, scales.shape[1]], scales.dtype, scale_layout)
+
+
+def _check_unpermute(op, y, slots_to_rows):
+    check(
+        slots_to_rows.dim() == 2,
+        f"{op}: slots_to_rows must be 2-D, [tokens, topk], got shape {shape_of(slots_to_rows)}",
+    )
+    _check_map(op, "slots_to_rows", slots_to_rows, y)
+
+
+def _check_weights(op, topk_weights, slots_to_rows, y):
+    if topk_weights is None:
+        return
+    check(
+        topk_weights.shape == slots_to_rows.shape,
+        f"{op}: topk_weights must have the shape of slots_to_rows, {shape_of(slots_to_rows)}, "
+        f"got {shape_of(topk_weights)}",
+    )
+    check(topk_weights.device == y.device, f"{op}: topk_weights must be on the same device as the first argument")
+    check_float_dtype(op, "topk_weights", topk_weights.dtype)
 
 
 @torch.library.register_fake("deepinfer::moe_unpermute")
@@ -299,20 +391,28 @@ def _moe_unpermute_meta(y, slots_to_rows, topk_weights=None):
     op = "moe_unpermute"
     check(y.dim() == 2, f"{op}: y must be 2-D, [rows, hidden_size], got shape {shape_of(y)}")
     check_float_dtype(op, "y", y.dtype)
-    check(
-        slots_to_rows.dim() == 2,
-        f"{op}: slots_to_rows must be 2-D, [tokens, topk], got shape {shape_of(slots_to_rows)}",
-    )
-    _check_map(op, "slots_to_rows", slots_to_rows, y)
-    if topk_weights is not None:
-        check(
-            topk_weights.shape == slots_to_rows.shape,
-            f"{op}: topk_weights must have the shape of slots_to_rows, {shape_of(slots_to_rows)}, "
-            f"got {shape_of(topk_weights)}",
-        )
-        check(topk_weights.device == y.device, f"{op}: topk_weights must be on the same device as the first argument")
-        check_float_dtype(op, "topk_weights", topk_weights.dtype)
+    _check_unpermute(op, y, slots_to_rows)
+    _check_weights(op, topk_weights, slots_to_rows, y)
     return y.new_empty(slots_to_rows.shape[0], y.shape[1])
+
+
+@torch.library.register_fake("deepinfer::moe_unpermute_scaled")
+def _moe_unpermute_scaled_meta(y, row_scales, slots_to_rows, topk_weights=None, *, dtype=None):
+    op = "moe_unpermute_scaled"
+    check(y.dim() == 2, f"{op}: y must be 2-D, [rows, hidden_size], got shape {shape_of(y)}")
+    check(y.dtype == torch.float8_e4m3fn, f"{op}: y must be float8_e4m3fn, got {_name(y.dtype)}")
+    rows = y.shape[0]
+    check(
+        (row_scales.dim() == 1 or (row_scales.dim() == 2 and row_scales.shape[1] == 1)) and row_scales.shape[0] == rows,
+        f"{op}: row_scales must have shape [{rows}] or [{rows}, 1], got {shape_of(row_scales)}",
+    )
+    check(row_scales.dtype == torch.float32, f"{op}: row_scales must be float32, got {_name(row_scales.dtype)}")
+    check(row_scales.device == y.device, f"{op}: row_scales must be on the same device as the first argument")
+    _check_unpermute(op, y, slots_to_rows)
+    _check_weights(op, topk_weights, slots_to_rows, y)
+    dtype = dtype or torch.bfloat16
+    check_float_dtype(op, "dtype", dtype)
+    return y.new_empty(slots_to_rows.shape[0], y.shape[1], dtype=dtype)
 
 
 # ---- gradients -------------------------------------------------------------------------------------------------------

@@ -237,6 +237,12 @@ def _check_scale_dtype(op: str, argument: str, dtype: torch.dtype) -> None:
     check(dtype in SCALE_DTYPES, f"{op}: {argument} must be float32, float8_e8m0fnu or int32, got {name_of(dtype)}")
 
 
+def check_scale_format(op: str, scale_dtype: torch.dtype, scale_layout: str) -> None:
+    """Raises ValueError unless scales can have this dtype and layout."""
+    _check_scale_dtype(op, "scale_dtype", scale_dtype)
+    check(scale_layout in SCALE_LAYOUTS, f"{op}: scale_layout must be row or column, got {scale_layout}")
+
+
 def _check_block_size(op: str, block_size: list[int]) -> None:
     check(
         len(block_size) == 2 and all(n > 0 or n == -1 for n in block_size),
@@ -272,7 +278,8 @@ def _scale_shape(shape: list[int], block_size: list[int], dtype: torch.dtype) ->
     return shape
 
 
-def _new_scales(x: torch.Tensor, shape: list[int], dtype: torch.dtype, layout: str) -> torch.Tensor:
+def new_scales(x: torch.Tensor, shape: list[int], dtype: torch.dtype, layout: str) -> torch.Tensor:
+    """Scales of this shape on the device of ``x``, in the strides of the layout."""
     if layout == "row":
         return x.new_empty(shape, dtype=dtype)
     unit = 16 // dtype.itemsize
@@ -304,10 +311,9 @@ def quantized(
     """The codes and scales of elements of ``shape`` on the device of ``x``, after the checks of their format."""
     dtype, scale_dtype = dtype or torch.float8_e4m3fn, scale_dtype or torch.float32
     _check_code_dtype(op, "dtype", dtype)
-    _check_scale_dtype(op, "scale_dtype", scale_dtype)
-    check(scale_layout in SCALE_LAYOUTS, f"{op}: scale_layout must be row or column, got {scale_layout}")
+    check_scale_format(op, scale_dtype, scale_layout)
     _check_pairs(op, dtype, block_name, block_size[1], shape[-1])
-    scales = _new_scales(x, _scale_shape(shape, block_size, scale_dtype), scale_dtype, scale_layout)
+    scales = new_scales(x, _scale_shape(shape, block_size, scale_dtype), scale_dtype, scale_layout)
     return _new_codes(x, shape, dtype), scales
 
 

@@ -3,6 +3,8 @@
 import torch
 import torch.nn.functional as F
 
+from torch_deepinfer.reference.quant import laid_out
+
 
 def _score(name: str, logits: torch.Tensor) -> torch.Tensor:
     if name == "softmax":
@@ -111,3 +113,33 @@ def moe_unpermute(
             term = topk_weights[:, j, None].to(total.dtype) * term
         total = torch.where(rows[:, None] < 0, total, total + term)
     return total.to(y.dtype)
+
+
+def moe_permute_scaled(
+    x: torch.Tensor,
+    scales: torch.Tensor,
+    rows_to_slots: torch.Tensor,
+    topk: int,
+    slots_to_rows: torch.Tensor | None = None,
+    *,
+    scale_layout: str = "row",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See :func:`torch_deepinfer.ops.moe_permute_scaled`."""
+    words = scales.view(torch.uint8) if scales.dtype == torch.float8_e8m0fnu else scales
+    words = moe_permute(words, rows_to_slots, topk).view(scales.dtype)
+    codes = moe_permute(x.view(torch.uint8) if x.itemsize == 1 else x, rows_to_slots, topk)
+    return codes.view(x.dtype), laid_out(words, scale_layout)
+
+
+def moe_unpermute_scaled(
+    y: torch.Tensor,
+    row_scales: torch.Tensor,
+    slots_to_rows: torch.Tensor,
+    topk_weights: torch.Tensor | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """See :func:`torch_deepinfer.ops.moe_unpermute_scaled`."""
+    scales = F.pad(row_scales.flatten(), (0, 1))[slots_to_rows.long()]  # -1: the padding
+    factors = scales if topk_weights is None else topk_weights.float() * scales
+    return moe_unpermute(y.float(), slots_to_rows, factors).to(dtype or torch.bfloat16)

@@ -120,7 +120,7 @@ def _quantize(x, block_size, dtype, round_scale, scale_dtype, scale_layout):
         scales = torch.where(scales.isnan(), scales, torch.ldexp(torch.ones_like(scales), exponent))
         factors = torch.ones_like(scales) / scales
     codes = _codes(_matrix(blocks * factors, x.shape), dtype)
-    return codes, _laid_out(_stored(scales.squeeze((-3, -1)), scale_dtype), scale_layout)
+    return codes, laid_out(_stored(scales.squeeze((-3, -1)), scale_dtype), scale_layout)
 
 
 def _codes(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -163,7 +163,8 @@ def _float_scales(scales: torch.Tensor, across: int) -> torch.Tensor:
     return scales.float()
 
 
-def _laid_out(scales: torch.Tensor, layout: str) -> torch.Tensor:
+def laid_out(scales: torch.Tensor, layout: str) -> torch.Tensor:
+    """The same scales in the strides of the layout."""
     if layout == "row":
         return scales
     words = scales.view(torch.uint8 if scales.itemsize == 1 else torch.int32)  # a dtype that can be padded
