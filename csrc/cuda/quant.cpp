@@ -34,12 +34,14 @@ jit::KernelSource describe_rows(const QuantizeRowsConfig& c) {
   return source;
 }
 
-// A thread has 16 elements of a group; of a short one 8, of several groups.
+// A thread has 16 elements of a group; of a short one 8, of several groups. Codes of four bits take more registers: they
+// stay with one group.
 void plan_groups(QuantizeRowsConfig& c, int64_t group, int64_t across) {
   const int n = 16 / size_of(c.x);
-  const bool is_short = group < 128;
-  c.items = is_short ? int(std::clamp<int64_t>(across, 1, 4)) : 1;
-  cuda::plan_groups(c, n, (is_short ? 8 : 16) / n, group, across, c.items);
+  const bool four_bits = c.code == Code::e2m1;
+  const int wanted = group < (four_bits ? 32 : 128) ? 8 : 16;
+  c.items = wanted == 8 && !four_bits ? int(std::clamp<int64_t>(across, 1, 4)) : 1;
+  cuda::plan_groups(c, n, wanted / n, group, across, c.items);
 }
 
 QuantizeRowsConfig plan_rows(const QuantizeArgs& args) {
