@@ -8,8 +8,8 @@ namespace deepinfer::cpu::DEEPINFER_ISA {
 
 namespace {
 
-// x rounded to T. For bf16 without the test for NaN: one that bf16 operands have made has a zero low half and survives the
-// rounding, which adds less than 1 to the high half.
+// x rounded to T. For bf16 without the test for NaN: one that bf16 operands have made has a zero low half and survives
+// the rounding, which adds less than 1 to the high half.
 template <typename T>
 inline F32 round_result(F32 x) { return round_to<T>(x); }
 template <>

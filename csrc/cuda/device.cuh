@@ -90,6 +90,10 @@ template <> struct Pair<f16> {
   }
 };
 
+template <bool first, typename A, typename B> struct ChooseOf { using type = A; };
+template <typename A, typename B> struct ChooseOf<false, A, B> { using type = B; };
+template <bool first, typename A, typename B> using Choose = typename ChooseOf<first, A, B>::type;
+
 template <typename A, typename B> constexpr bool is_same = false;
 template <typename A> constexpr bool is_same<A, A> = true;
 
@@ -106,6 +110,15 @@ template <typename T, int n>
 DEVICE uint32_t& word(Vec<T, n>& v, int i) { return reinterpret_cast<uint32_t*>(&v)[i]; }
 template <typename T, int n>
 DEVICE const uint32_t& word(const Vec<T, n>& v, int i) { return reinterpret_cast<const uint32_t*>(&v)[i]; }
+
+// The elements as floats; bf16 out of their words, with one instruction each.
+template <typename T, int n>
+DEVICE float value(const Vec<T, n>& v, int i) { return to_float(v.at[i]); }
+template <int n>
+  requires(n % 2 == 0)
+DEVICE float value(const Vec<bf16, n>& v, int i) {
+  return __uint_as_float(i % 2 == 0 ? word(v, i / 2) << 16 : word(v, i / 2) & 0xffff0000u);
+}
 
 template <typename T, int n>
 DEVICE Vec<T, 2 * n> joined(const Vec<T, n>& a, const Vec<T, n>& b) {

@@ -28,10 +28,21 @@ jit::KernelSource describe(const RmsNormConfig& c) {
   source.header = "cuda/norm.cuh";
   source.config = "RmsNormConfig";
   source.args = "RmsNormArgs";
-  source.facts = {{"x", c.x},         {"weight", c.weight}, {"out", c.out},         {"form", name_of(c.form)},
-                  {"add", c.add},     {"access", c.access}, {"lanes", c.lanes},     {"rows", c.rows},
-                  {"vectors", c.vectors}, {"longer", c.longer}, {"strided", c.strided},
-                  {"group_lanes", c.group_lanes}, {"row_scale", c.row_scale}, {"code", name_of(c.code)}, {"scale", name_of(c.scale)}};
+  source.facts = {{"x", c.x},
+                  {"weight", c.weight},
+                  {"out", c.out},
+                  {"form", name_of(c.form)},
+                  {"add", c.add},
+                  {"access", c.access},
+                  {"lanes", c.lanes},
+                  {"rows", c.rows},
+                  {"vectors", c.vectors},
+                  {"longer", c.longer},
+                  {"strided", c.strided},
+                  {"group_lanes", c.group_lanes},
+                  {"row_scale", c.row_scale},
+                  {"code", name_of(c.code)},
+                  {"scale", name_of(c.scale)}};
   source.threads = c.lanes * c.rows;
   source.pdl = true;
   return source;

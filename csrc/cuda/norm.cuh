@@ -9,29 +9,43 @@
 namespace deepinfer {
 
 // Piece k of a thread begins at element first + k * lanes * n. A group lies within one piece of each of its threads, or
-// is the whole row.
+// is the whole row. Its threads make the scales of their groups in parallel, one each: divisions cost more than shuffles.
 template <RmsNormConfig c, typename Out, int n>
-DEVICE void quantize_row(const QuantizedRows& out, const Vec<Out, n> (&y)[c.vectors], int64_t row, int first,
-                         int64_t size, bool active) {
+DEVICE void quantize_row(const QuantizedRows& out, const Vec<Out, n> (&y)[c.vectors], int64_t row, int first, int size,
+                         bool active) {
   __shared__ float scratch[32];
-  float amax[c.vectors];
+  constexpr int lanes = c.group_lanes, step = c.lanes * n, groups = c.row_scale ? 1 : c.vectors;
+  float amax[groups] = {};
 #pragma unroll
-  for (int k = 0; k < c.vectors; ++k) amax[k] = largest_magnitude(y[k]);
-  if constexpr (c.row_scale) {
+  for (int k = 0; k < c.vectors; ++k) amax[k % groups] = max_or_nan(amax[k % groups], largest_magnitude(y[k]));
 #pragma unroll
-    for (int k = 1; k < c.vectors; ++k) amax[0] = max_or_nan(amax[0], amax[k]);
-    amax[0] = max_over<c.lanes>(amax[0], scratch);
-  }
-  auto* codes = static_cast<uint8_t*>(out.codes) + row * code_bytes<c.code>(size);
+  for (int k = 0; k < groups; ++k) amax[k] = max_over<lanes>(amax[k], scratch);
+
+  constexpr int turns = (groups + lanes - 1) / lanes;
+  const int lane = threadIdx.x % lanes;
   const int64_t band = band_offset<c.scale>(out.scales, row);
+  float factors[turns];
+#pragma unroll
+  for (int turn = 0; turn < turns; ++turn) {
+    float own = amax[turn * lanes];
+#pragma unroll
+    for (int k = turn * lanes + 1; k < groups; ++k)
+      if (k == turn * lanes + lane) own = amax[k];
+    const auto scale = scale_of<c.code, c.scale>(own);
+    factors[turn] = scale.factor;
+    const int k = turn * lanes + lane, begin = first - lane * n + k * step;
+    if (active && k < groups && begin < size)
+      store_scale<c.scale>(out.scales, band, c.row_scale ? 0 : begin / (lanes * n), scale.stored);
+  }
+
+  auto* codes = static_cast<uint8_t*>(out.codes) + row * code_bytes<c.code>(int64_t(size));
 #pragma unroll
   for (int k = 0; k < c.vectors; ++k) {
-    const int64_t i = first + k * c.lanes * n;
-    const auto scale = scale_of<c.code, c.scale>(c.row_scale ? amax[0] : max_over<c.group_lanes>(amax[k], scratch));
-    if (!active) continue;
-    if (threadIdx.x % c.group_lanes == 0 && i < size && (k == 0 || !c.row_scale))
-      store_scale<c.scale>(out.scales, band, c.row_scale ? 0 : i / (c.group_lanes * n), scale.stored);
-    store_codes<c.code, c.access, n>(codes, i, size, scaled_codes<c.code>(y[k], scale));
+    const float largest = amax[k % groups];
+    GroupScale scale{largest - largest, factors[0]};  // NaN if there is no scale
+    if constexpr (!c.row_scale) scale.factor = __shfl_sync(0xffffffff, factors[k / lanes], k % lanes, lanes);
+    const int i = first + k * step;
+    if (active) store_codes<c.code, c.access, n>(codes, i, size, scaled_codes<c.code>(y[k], scale));
   }
 }
 
@@ -46,7 +60,9 @@ DEVICE void rms_norm(const RmsNormArgs& args) {
   using Values = Vec<T, n>;
   __shared__ float scratch[32];
 
-  const int64_t size = args.hidden_size;
+  using Size = Choose<c.longer, int64_t, int>;  // what fits registers is short
+  Size size = Size(args.hidden_size);
+  if constexpr (!c.longer) asm("" : "+r"(size));  // or the compiler goes on in 64 bits
   const int64_t wanted = int64_t(blockIdx.x) * c.rows + threadIdx.x / c.lanes;
   // Threads past the last row repeat it, for the sake of the shuffles, and write nothing.
   const bool active = c.rows == 1 || wanted < args.x_rows.count;
@@ -59,16 +75,16 @@ DEVICE void rms_norm(const RmsNormArgs& args) {
 
   wait_for_previous_kernel();
 
-  auto read = [&](int64_t i) { return load_vector<Reuse::once, c.access, n>(x, i, size); };
-  auto read_weight = [&](int64_t i) {
+  auto read = [&](Size i) { return load_vector<Reuse::once, c.access, n>(x, i, size); };
+  auto read_weight = [&](Size i) {
     if constexpr (weighted) return load_vector<Reuse::often, c.access, n>(weight, i, size);
     else return Vec<W, n>{};
   };
-  auto add_residual = [&](Values& v, const Values& r, int64_t i) {
+  auto add_residual = [&](Values& v, const Values& r, Size i) {
     v = deepinfer::sum(v, r);
     if (active) store_vector<c.access, n>(sum, i, size, v);
   };
-  auto write = [&](const Values& v, const Vec<W, n>& w, float scale, int64_t i) {
+  auto write = [&](const Values& v, const Vec<W, n>& w, float scale, Size i) {
     const auto y = normed<Out, c.form>(v, w, scale);
     if (active) store_vector<c.access, n>(out, i, size, y);
   };

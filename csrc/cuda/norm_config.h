@@ -17,7 +17,7 @@ struct RmsNormConfig {
   int vectors;  // held in registers, by each thread
   int longer;   // 1: rows do not fit these, the rest is read twice
   int strided;  // 1: the rows have more than one stride
-  int group_lanes;  // threads of a group that shares a scale, within a warp unless it is the row; 0: nothing is quantised
+  int group_lanes;  // threads of a group that shares a scale, within a warp unless it is the row; 0: no quantisation
   int row_scale;    // 1: that group is the row
   Code code;
   ScaleType scale;

@@ -12,10 +12,6 @@ namespace deepinfer {
 template <RopeConfig c>
 constexpr int pairs_of_piece = kVectorBytes / sizeof(Element<c.x>) / (c.style == RopeStyle::half && !c.exchange ? 1 : 2);
 
-// Of threads, rows and positions: divisions of 64 bits take many times as long as those of 32.
-template <bool wide> struct IndexOf { using type = uint32_t; };
-template <> struct IndexOf<true> { using type = uint64_t; };
-
 // ---- pieces of a row ----
 
 // A thread has 2n elements of a row, which belong to n pairs, as they lie there: in two runs of n, one in each half, or
@@ -205,7 +201,7 @@ DEVICE Piece<c> rotate_piece(const Piece<c>& x, const Angles<c>& cos, const Angl
     return sum(product(turned.own, cos), product(turned.partner, sin));
   else
     return rounded<Element<c.x>, 2 * pairs_of_piece<c>>([&](int i) {
-      return to_float(turned.own.at[i]) * to_float(cos.at[i]) + to_float(turned.partner.at[i]) * to_float(sin.at[i]);
+      return value(turned.own, i) * value(cos, i) + value(turned.partner, i) * value(sin, i);
     });
 }
 
@@ -217,7 +213,8 @@ template <RopeConfig c>
 DEVICE void rotary_embedding(const RopeArgs& args) {
   using T = Element<c.x>;
   using W = Element<c.weight>;
-  using Index = typename IndexOf<c.wide>::type;
+  // Of threads, rows and positions: divisions of 64 bits take many times as long as those of 32.
+  using Index = Choose<c.wide, uint64_t, uint32_t>;
 
   // Blocks for q, then blocks for k.
   const int64_t q_threads = args.rows[0] ? turns_of<c>(args.tensors[0]) * args.tensors[0].in_groups.count * c.lanes : 0;
