@@ -88,7 +88,7 @@ def test_positions(device, index_dtype):
 @pytest.mark.parametrize("bad", [-1, 8])
 def test_positions_outside_the_cache(bad):
     q, weight = torch.randn(2, 3, 16), torch.ones(16)
-    with pytest.raises(ValueError, match=rf"qk_norm_rope: positions must be in \[0, 8\), got {bad}"):
+    with pytest.raises(ValueError, match=rf"qk_norm_rope: positions must lie in \[0, 8\), got {bad}"):
         ops.qk_norm_rope(q, None, weight, None, *tables(8, 8), EPS, positions=torch.tensor([[0], [bad]]))
 
 
