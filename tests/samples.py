@@ -99,6 +99,8 @@ SAMPLES: dict[str, Callable[[], Sample]] = {
     "quantize_with_scales": _with_scales,
     "dequantize": _dequantize,
     "topk": _topk,
+    "sample": lambda: ((torch.randn(4, 40).bfloat16(), torch.arange(4)), {"return_log_probs": True}),
+    "spec_verify": lambda: ((torch.randn(2, 4, 20), torch.randint(20, (2, 3)), None, torch.arange(2)), {}),
 }
 
 DIFFERENTIABLE = {"moe_permute", "moe_unpermute"}

@@ -43,7 +43,7 @@ struct Digit {
 struct Lists {
   uint32_t* keys;     // the list, [capacity]
   int32_t* indices;
-  uint32_t* kept_keys;  // what a cut leaves, [k]
+  uint32_t* kept_keys;  // what a cut leaves, [k and some slack]
   int32_t* kept_indices;
   uint32_t* bins;  // [kBins]
 };
@@ -99,13 +99,13 @@ DEVICE void clear_bins(uint32_t* bins) {
 DEVICE int shift_of(int pass) { return pass == 0 ? 21 : pass == 1 ? 10 : 0; }
 DEVICE uint32_t mask_of(int pass) { return pass == 2 ? 1023 : 2047; }
 
-// The cut that leaves the k greatest of `count` > k entries; of equal ones those of the least indices. All threads get
-// it. Keys of 16-bit types are told apart by two digits.
+// The cut that leaves the k greatest of `count` > k entries, and no more than `slack` others; of equal ones those of the
+// least indices. All threads get it. Keys of 16-bit types are told apart by two digits.
 template <int threads, int digits>
-DEVICE Cut find_cut(const uint32_t* keys, const int32_t* indices, int count, int k, uint32_t* bins,
+DEVICE Cut find_cut(const uint32_t* keys, const int32_t* indices, int count, int k, int slack, uint32_t* bins,
                     SelectState& state) {
   uint32_t prefix = 0, known = 0;
-  int wanted = k;
+  int wanted = k, equal = 0;
 #pragma unroll 1
   for (int pass = 0; pass < digits; ++pass) {
     const int shift = shift_of(pass);
@@ -121,11 +121,33 @@ DEVICE Cut find_cut(const uint32_t* keys, const int32_t* indices, int count, int
     prefix |= uint32_t(found.digit) << shift;
     known |= mask << shift;
     wanted = found.wanted;
-    if (found.size == wanted) return {prefix - 1, -1};
+    equal = found.size;
+    if (equal <= wanted + slack) return {prefix - 1, -1};
   }
   // The bits of a key below its second digit follow from the sign, and from being NaN.
   if (digits == 2 && (prefix >> 31 == 0 || prefix == 0xfffffc00)) prefix |= 1023;
-  // More entries share the key than are wanted: the same for their indices, the least ones first.
+
+  // More entries share the key than are wanted. A few are ranked by comparing each with each.
+  constexpr int kFew = 512;
+  if (equal <= kFew) {
+    if (threadIdx.x == 0) state.kept = 0;
+    __syncthreads();
+#pragma unroll 4
+    for (int i = threadIdx.x; i < count; i += threads)
+      if (keys[i] == prefix) bins[atomicAdd(&state.kept, 1)] = uint32_t(indices[i]);
+    __syncthreads();
+#pragma unroll 1
+    for (int i = threadIdx.x; i < equal; i += threads) {
+      const uint32_t own = bins[i];
+      int rank = 0;
+#pragma unroll 4
+      for (int j = 0; j < equal; ++j) rank += bins[j] < own;
+      if (rank == wanted - 1) state.found.digit = int(own);
+    }
+    __syncthreads();
+    return {prefix, state.found.digit};
+  }
+  // Many: by the digits of their indices, the least ones first.
   uint32_t index_prefix = 0, index_known = 0;
 #pragma unroll 1
   for (int pass = 0; pass < 3; ++pass) {
@@ -148,10 +170,12 @@ DEVICE Cut find_cut(const uint32_t* keys, const int32_t* indices, int count, int
   return {prefix, int32_t(~index_prefix)};
 }
 
-// Cuts the list to the k greatest of its `count` > k entries, which end up in `kept`.
+// Cuts the list to the k greatest of its `count` > k entries and at most `slack` others, which end up in `kept`;
+// state.kept is their number.
 template <int threads, int digits>
-DEVICE Cut cut_list(const Lists& lists, int count, int k, SelectState& state) {
-  const Cut cut = find_cut<threads, digits>(lists.keys, lists.indices, count, k, lists.bins, state);
+DEVICE Cut cut_list(const Lists& lists, int count, int k, int slack, SelectState& state) {
+  const Cut cut = find_cut<threads, digits>(lists.keys, lists.indices, count, k, slack, lists.bins, state);
+  __syncthreads();
   if (threadIdx.x == 0) state.kept = 0;
   __syncthreads();
 #pragma unroll 4
@@ -188,32 +212,38 @@ struct Pieces {
 };
 
 // The k greatest elements of pieces [first, last), or all if there are fewer, in `kept` and in no order. Returns their
-// number. `limit` entries may be in the list before a round; it holds threads * kPerThread more, and these are more
-// than k.
+// number. `limit` entries, more than k and the slack, may be in the list before a round; it holds threads * kPerThread
+// more. `kept` holds k and the slack.
 template <int threads, typename T>
-DEVICE int select_pieces(const Pieces<T>& pieces, int first, int last, int k, int limit, const Lists& lists,
+DEVICE int select_pieces(const Pieces<T>& pieces, int first, int last, int k, int slack, int limit, const Lists& lists,
                          SelectState& state) {
   constexpr int n = Pieces<T>::kElements, vectors = kPerThread / n, round = threads * vectors;
   constexpr int digits = sizeof(T) == 4 ? 3 : 2;
-  Vec<T, n> ahead[vectors];
-  const auto load = [&](int base) {
+  constexpr int rounds_ahead = sizeof(T) == 4 ? 1 : 2;  // 64 bytes of a thread are under way
+  Vec<T, n> now[vectors] = {}, ahead[rounds_ahead][vectors] = {};
+  // The next round, and the loads of a later one.
+  const auto advance = [&](int base) {
+#pragma unroll
+    for (int j = 0; j < vectors; ++j) now[j] = ahead[0][j];
+#pragma unroll
+    for (int r = 0; r + 1 < rounds_ahead; ++r)
+#pragma unroll
+      for (int j = 0; j < vectors; ++j) ahead[r][j] = ahead[r + 1][j];
 #pragma unroll
     for (int j = 0; j < vectors; ++j) {
       const int piece = base + j * threads + int(threadIdx.x);
-      ahead[j] = load_access<Reuse::once, T, n>(pieces.start + int64_t(piece) * n, piece < last);
+      ahead[rounds_ahead - 1][j] = load_access<Reuse::once, T, n>(pieces.start + int64_t(piece) * n, piece < last);
     }
   };
-  load(first);
+#pragma unroll
+  for (int r = 0; r < rounds_ahead; ++r) advance(first + r * round);
 
   // The first round is taken whole: its elements have their places.
   const int64_t begin = first == 0 ? 0 : pieces.index(first);
   const int64_t stop = last == pieces.count ? pieces.size : pieces.index(last);
   const int64_t taken = first + round < last ? pieces.index(first + round) : stop;
   int count = taken > begin ? int(taken - begin) : 0;
-  Vec<T, n> now[vectors];
-#pragma unroll
-  for (int j = 0; j < vectors; ++j) now[j] = ahead[j];
-  load(first + round);
+  advance(first + rounds_ahead * round);
 #pragma unroll
   for (int j = 0; j < vectors; ++j) {
     const int64_t index = pieces.index(first + j * threads + int(threadIdx.x));
@@ -226,30 +256,31 @@ DEVICE int select_pieces(const Pieces<T>& pieces, int first, int last, int k, in
   }
   __syncthreads();
 
-  float threshold = 0;
+  float threshold = __int_as_float(0x7fffffff);  // NaN: nothing is below it
+  // Cuts the list; what is kept goes back to its head.
   const auto cut = [&] {
-    const Cut at = cut_list<threads, digits>(lists, count, k, state);
+    const Cut at = cut_list<threads, digits>(lists, count, k, slack, state);
     threshold = value_of(at.key < kInfinityKey ? at.key : kInfinityKey);
-  };
-  // `kept` goes back to the head of the list.
-  const auto restart = [&] {
+    const int kept = state.kept;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < k; i += threads) {
+    for (int i = threadIdx.x; i < kept; i += threads) {
       lists.keys[i] = lists.kept_keys[i];
       lists.indices[i] = lists.kept_indices[i];
     }
-    if (threadIdx.x == 0) state.count = k;
+    if (threadIdx.x == 0) state.count = kept;
     __syncthreads();
   };
 
   if (first + round < last) {
-    cut();
-    restart();
+    if (count > k) {
+      cut();
+    } else {
+      if (threadIdx.x == 0) state.count = count;
+      __syncthreads();
+    }
 #pragma unroll 1
     for (int base = first + round; base < last; base += round) {
-#pragma unroll
-      for (int j = 0; j < vectors; ++j) now[j] = ahead[j];
-      load(base + round);
+      advance(base + rounds_ahead * round);
       uint32_t above = 0;
 #pragma unroll
       for (int j = 0; j < vectors; ++j)
@@ -282,14 +313,13 @@ DEVICE int select_pieces(const Pieces<T>& pieces, int first, int last, int k, in
       if (__syncthreads_or(end > limit)) {
         count = state.count;
         cut();
-        restart();
       }
     }
     __syncthreads();
     count = state.count;
   }
   if (count > k) {
-    cut();
+    cut_list<threads, digits>(lists, count, k, 0, state);
     return k;
   }
 #pragma unroll 1
@@ -318,7 +348,7 @@ DEVICE int merge_cluster(const Lists& lists, int count, int k, int64_t size, Sel
   cluster_sync();
   if (rank != 0) return 0;
   const int wanted = size < k ? int(size) : k;
-  if (wanted > 0) cut_list<threads, digits>(lists, cluster * k, wanted, state);
+  if (wanted > 0) cut_list<threads, digits>(lists, cluster * k, wanted, 0, state);
   return wanted;
 }
 
@@ -332,7 +362,7 @@ DEVICE void sort_ascending(uint64_t* entries, int count) {
     for (int step = run / 2; step > 0; step /= 2) {
 #pragma unroll 1
       for (int pair = threadIdx.x; pair < count / 2; pair += threads) {
-        const int low = pair / step * 2 * step + pair % step;
+        const int low = 2 * pair - (pair & (step - 1));
         const uint64_t a = entries[low], b = entries[low + step];
         if ((a > b) == ((low & run) == 0)) {
           entries[low] = b;

@@ -25,12 +25,12 @@ jit::KernelSource describe(const TopkConfig& c) {
   source.header = "cuda/topk.cuh";
   source.config = "TopkConfig";
   source.args = "TopkArgs";
-  source.facts = {{"x", c.x},         {"threads", c.threads},   {"cluster", c.cluster},       {"most", c.most},
-                  {"limit", c.limit}, {"capacity", c.capacity}, {"order", name_of(c.order)},  {"wide_index", c.wide_index},
-                  {"values", c.values}, {"strided", c.strided}};
+  source.facts = {{"x", c.x},         {"threads", c.threads},   {"cluster", c.cluster},      {"most", c.most},
+                  {"slack", c.slack}, {"limit", c.limit}, {"capacity", c.capacity}, {"order", name_of(c.order)},
+                  {"wide_index", c.wide_index}, {"values", c.values}, {"strided", c.strided}};
   source.threads = c.threads;
   source.cluster = c.cluster;
-  source.shared_bytes = c.capacity * 8 + c.most * 8 + kBinBytes;
+  source.shared_bytes = (c.capacity + c.most + c.slack) * 8 + kBinBytes;
   source.pdl = true;
   return source;
 }
@@ -56,6 +56,7 @@ void plan_row(TopkConfig& c, int64_t rows, int64_t row_size, int64_t k, int mult
   const bool many = rows >= 3 * int64_t(multiprocessors);
   c.threads = row_size <= 2048 ? 128 : row_size <= 4096 || (many && k <= 1024) ? 256 : 512;
   const int round = c.threads * kPerThread;
+  c.slack = std::min(c.most / 2, 512);
   c.limit = c.most + kMargin;
   c.capacity = c.limit + round;
   c.cluster = 1;
@@ -88,7 +89,7 @@ std::vector<TopkConfig> samples() {
         std::tuple{DType::f32, 64, 129280, 50, TopkOrder::by_value, 1, 1},
         std::tuple{DType::f16, 4096, 1024, 512, TopkOrder::by_index, 0, 1},
         std::tuple{DType::f32, 4, 262144, 4096, TopkOrder::by_value, 1, 1}}) {
-    TopkConfig c{x, 0, 0, 0, 0, 0, order, wide, values, 0};
+    TopkConfig c{x, 0, 0, 0, 0, 0, 0, order, wide, values, 0};
     plan_row(c, rows, row_size, k, 132, true);
     configs.push_back(c);
   }

@@ -45,8 +45,8 @@ DEVICE void topk(const TopkArgs& args) {
   lists.keys = reinterpret_cast<uint32_t*>(shared);
   lists.indices = reinterpret_cast<int32_t*>(lists.keys + c.capacity);
   lists.kept_keys = lists.keys + 2 * c.capacity;
-  lists.kept_indices = reinterpret_cast<int32_t*>(lists.kept_keys + c.most);
-  lists.bins = lists.kept_keys + 2 * c.most;
+  lists.kept_indices = reinterpret_cast<int32_t*>(lists.kept_keys + c.most + c.slack);
+  lists.bins = lists.kept_keys + 2 * (c.most + c.slack);
 
   const int64_t row = blockIdx.x / c.cluster;
   const int rank = int(blockIdx.x % c.cluster), k = int(args.k);
@@ -57,7 +57,7 @@ DEVICE void topk(const TopkArgs& args) {
   const int share = (pieces.count + c.cluster - 1) / c.cluster;
   const int first = share * rank < pieces.count ? share * rank : pieces.count;
   const int last = first + share < pieces.count ? first + share : pieces.count;
-  int count = select_pieces<c.threads>(pieces, first, last, k, c.limit, lists, state);
+  int count = select_pieces<c.threads>(pieces, first, last, k, c.slack, c.limit, lists, state);
   let_next_kernel_start();
   count = merge_cluster<c.threads, c.cluster, sizeof(T) == 4 ? 3 : 2>(lists, count, k, size, state);
   if (rank != 0) return;
@@ -70,7 +70,10 @@ DEVICE void topk(const TopkArgs& args) {
     shared[i] = i < count ? uint64_t(above) << 32 | uint32_t(lists.kept_indices[i]) : ~uint64_t(0);
   }
   __syncthreads();
-  sort_ascending<c.threads>(shared, padded);
+  // A whole row of one round is in order.
+  constexpr int in_round = c.threads * kPerThread / Pieces<T>::kElements;
+  const bool in_order = c.order == TopkOrder::by_index && c.cluster == 1 && count == size && pieces.count <= in_round;
+  if (!in_order) sort_ascending<c.threads>(shared, padded);
 #pragma unroll 1
   for (int i = threadIdx.x; i < k; i += c.threads)
     write_place<c.wide_index, c.values>(args, x, row, i, i < count, i < count ? uint32_t(shared[i]) : 0);

@@ -9,7 +9,8 @@ struct TopkConfig {
   DType x;
   int threads;
   int cluster;   // blocks of a row
-  int most;      // k at most: entries that a cut leaves
+  int most;      // k at most
+  int slack;     // entries beyond k that a cut may leave
   int limit;     // entries in the list before a round
   int capacity;  // of the list
   TopkOrder order;

@@ -27,6 +27,8 @@ from torch_deepinfer.ops.quant import (
     quantize_with_scales,
 )
 from torch_deepinfer.ops.rope import qk_norm_rope, rotary_embedding, rotary_embedding_
+from torch_deepinfer.ops.sampling import sample, spec_verify
+from torch_deepinfer.ops.sampling import spec_budget_select as spec_budget_select  # made of other operators
 from torch_deepinfer.ops.topk import topk
 
 __all__ = [
@@ -53,8 +55,10 @@ __all__ = [
     "rms_norm_quant",
     "rotary_embedding",
     "rotary_embedding_",
+    "sample",
     "silu_and_mul",
     "silu_and_mul_quant",
+    "spec_verify",
     "topk",
 ]
 
