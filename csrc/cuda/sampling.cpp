@@ -27,7 +27,12 @@ jit::KernelSource source_of(const char* name, const char* args, const SamplingCo
 }
 
 jit::KernelSource describe_sample(const SamplingConfig& c) { return source_of("sample", "SampleArgs", c); }
-jit::KernelSource describe_verify(const SamplingConfig& c) { return source_of("spec_verify", "SpecVerifyArgs", c); }
+
+jit::KernelSource describe_verify(const SamplingConfig& c) {
+  jit::KernelSource source = source_of("spec_verify", "SpecVerifyArgs", c);
+  source.blocks_per_sm = 1;  // for the registers: it holds two distributions
+  return source;
+}
 
 jit::KernelSource describe_accept(const SpecAcceptConfig& c) {
   jit::KernelSource source;
