@@ -276,11 +276,11 @@ def test_budget_is_the_best_of_all():
         assert value(lengths.tolist()) == pytest.approx(best, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["sample", "spec_verify"])
-def test_opcheck(device, name):
-    args, kwargs = SAMPLES[name]()
+@pytest.mark.parametrize("op", [torch.ops.deepinfer.sample, torch.ops.deepinfer.spec_verify], ids=str)
+def test_opcheck(device, op):
+    args, kwargs = SAMPLES[str(op).removeprefix("deepinfer.")]()
     args = tuple(a.to(device) if isinstance(a, torch.Tensor) else a for a in args)
-    opcheck(getattr(torch.ops.deepinfer, name).default, args, kwargs)
+    opcheck(op.default, args, kwargs)
 
 
 def test_no_rows(device):
