@@ -1,4 +1,4 @@
-"""grouped_mm and fused_experts against torch's own grouped product, eager and with stock torch.compile.
+"""Matrix products against torch's own: grouped_mm and fused_experts; on a GPU also the dense and the float8 ones.
 
 The stock column of fused_experts is the expert layer as transformers writes it for its grouped_mm implementation: sort
 the ids, gather the tokens, two grouped products around the activation, weights, inverse order, sum.
@@ -86,6 +86,69 @@ def bench_grouped_mm(bench: Bench, experts: int, rows: int, k: int, n: int) -> N
     )
 
 
+# Columns and depths of DeepSeek-V3's projections.
+WEIGHTS = [(2112, 7168), (576, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048)]
+MORE_WEIGHTS = [(256, 7168), (129280, 7168)]  # its router and its vocabulary
+
+
+def bench_gemm(bench: Bench, m: int, n: int, k: int) -> None:
+    case = {"op": "gemm", "shape": f"[{m}, {k}] x [{k}, {n}]"}
+    if not bench.wanted(case):
+        return
+    make = partial(torch.empty, dtype=torch.bfloat16, device=bench.args.device)
+    a, b = make(m, k).normal_(), make(n, k).normal_().t()
+    functions = {"ours": partial(ops.gemm, a, b), "stock": partial(torch.matmul, a, b)}
+    bench.row(case, functions, a.nbytes + b.nbytes + 2 * m * n)
+
+
+def float8(*size: int) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.bfloat16, device="cuda").normal_().to(torch.float8_e4m3fn)
+
+
+def bench_fp8_gemm(bench: Bench, m: int, n: int, k: int) -> None:
+    """Scales of 1 x 128 and 128 x 128, against one scale for each tensor and for each row and column."""
+    case = {"op": "fp8_gemm", "shape": f"[{m}, {k}] x [{k}, {n}]"}
+    if not bench.wanted(case):
+        return
+    make = partial(torch.rand, device="cuda")
+    a, b = float8(m, k), float8(n, k).t()
+    a_scale, b_scale = make(k // 128, (m + 3) // 4 * 4).t()[:m], make((n + 127) // 128, k // 128).t()
+    functions = {
+        "ours": partial(ops.fp8_gemm, a, b, a_scale, b_scale),
+        "stock": partial(torch._scaled_mm, a, b, make(()), make(()), out_dtype=torch.bfloat16),
+        "rows": partial(torch._scaled_mm, a, b, make(m, 1), make(1, n), out_dtype=torch.bfloat16),
+    }
+    bench.row(case, functions, a.nbytes + b.nbytes + 2 * m * n)
+
+
+def bench_large_groups(bench: Bench, experts: int, rows: int, n: int, k: int) -> None:
+    """Experts with 0.7 to 1.3 times `rows` rows each."""
+    case = {"op": "grouped_mm", "shape": f"{experts} x about {rows} rows, [{k}, {n}]"}
+    if not bench.wanted(case):
+        return
+    make = partial(torch.empty, dtype=torch.bfloat16, device="cuda")
+    offsets = ((0.7 + 0.6 * torch.rand(experts, device="cuda")) * rows).int().cumsum(0).int()
+    x, weight = make(int(offsets[-1]), k).normal_(), make(experts, n, k).normal_().transpose(1, 2)
+    functions = {
+        "ours": partial(ops.grouped_mm, x, weight, offsets),
+        "stock": partial(torch._grouped_mm, x, weight, offs=offsets),
+    }
+    bench.row(case, functions, x.nbytes + weight.nbytes + 2 * x.shape[0] * n)
+
+
+def bench_products(bench: Bench) -> None:
+    for m in (1, 16, 64, 128, 512, 4096):
+        for n, k in WEIGHTS + MORE_WEIGHTS:
+            bench_gemm(bench, m, n, k)
+    bench_gemm(bench, 8192, 8192, 8192)
+    for m in (64, 128, 4096):
+        for n, k in WEIGHTS:
+            bench_fp8_gemm(bench, m, n, k)
+    for experts, rows in ((4, 8192), (8, 4096)):
+        for n, k in ((6144, 7168), (7168, 3072), (4096, 4096), (4096, 2048)):
+            bench_large_groups(bench, experts, rows, n, k)
+
+
 def main() -> None:
     bench = Bench("gemm", __doc__)
     bench.parser.add_argument("--tokens", type=int, nargs="+", default=[1, 8, 16, 64, 512])
@@ -94,6 +157,8 @@ def main() -> None:
     bench_experts(bench, experts=8, hidden=2880, intermediate=2880, topk=4, dense_columns=True)
     for rows in (1, 4, 32):
         bench_grouped_mm(bench, 32, rows, 2048, 1536)
+    if bench.args.device == "cuda":
+        bench_products(bench)
     bench.finish()
 
 

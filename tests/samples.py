@@ -31,6 +31,37 @@ def _ids() -> torch.Tensor:
     return torch.tensor([[0, 3], [2, 1], [3, -1], [1, 0], [2, 3]])
 
 
+def _gemm() -> Sample:
+    return (torch.randn(7, 16), torch.randn(16, 9)), {"bias": torch.randn(9), "c": torch.randn(7, 9), "scale": 0.5}
+
+
+def _gemm_inplace() -> Sample:
+    operands = torch.randn(7, 16).bfloat16(), torch.randn(16, 9).bfloat16()
+    return (torch.randn(7, 9), *operands), {"accumulate": True}
+
+
+def _e4m3(*size: int) -> torch.Tensor:
+    return torch.randn(*size).to(torch.float8_e4m3fn)
+
+
+def _fp8_gemm() -> Sample:
+    return (_e4m3(7, 160), _e4m3(9, 160).t(), torch.rand(7, 2), torch.rand(2, 1)), {}
+
+
+def _fp8_grouped_mm() -> Sample:
+    offsets = torch.tensor([2, 2, 5], dtype=torch.int32)
+    return (_e4m3(7, 160), _e4m3(3, 160, 8), offsets, torch.rand(7, 2), torch.rand(3, 2, 1)), {}
+
+
+def _fp8_masked_mm() -> Sample:
+    counts = torch.tensor([2, 0], dtype=torch.int32)
+    return (_e4m3(2, 3, 160), _e4m3(2, 160, 8), counts, torch.rand(2, 3, 2), torch.rand(2, 2, 8)), {}
+
+
+def _masked_mm() -> Sample:
+    return (torch.randn(4, 3, 16), torch.randn(4, 16, 8), torch.tensor([3, 0, 1, 2], dtype=torch.int32)), {}
+
+
 def _grouped_mm() -> Sample:
     return (torch.randn(7, 16), torch.randn(4, 16, 8), torch.tensor([2, 2, 5, 7], dtype=torch.int32)), {}
 
@@ -89,7 +120,15 @@ SAMPLES: dict[str, Callable[[], Sample]] = {
     "moe_unpermute": _unpermute,
     "moe_permute_scaled": _permute_scaled,
     "moe_unpermute_scaled": _unpermute_scaled,
+    "fp8_gemm": _fp8_gemm,
+    "fp8_grouped_mm": _fp8_grouped_mm,
+    "fp8_masked_mm": _fp8_masked_mm,
+    "fp8_masked_mm_": lambda: ((torch.randn(2, 3, 8), *_fp8_masked_mm()[0]), {}),
+    "gemm": _gemm,
+    "gemm_": _gemm_inplace,
     "grouped_mm": _grouped_mm,
+    "masked_mm": _masked_mm,
+    "masked_mm_": lambda: ((torch.randn(4, 3, 8), *_masked_mm()[0]), {}),
     "fused_experts": _fused_experts,
     "quantize_per_token_group": lambda: ((torch.randn(4, 64).bfloat16(), 32), {}),
     "quantize_per_block": lambda: ((torch.randn(8, 64).bfloat16(), [4, 32]), {}),

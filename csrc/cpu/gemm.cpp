@@ -18,7 +18,7 @@ static_assert(kColumnTile % kTileColumns == 0);
 
 int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 
-template <typename T>
+template <typename T, typename Out>
 class Worker {
   using U = Unit<T>;
   using Packed = typename U::Packed;
@@ -93,7 +93,7 @@ class Worker {
   // likewise their biases. `next` is what will be multiplied after them, if known.
   void multiply(const RowBlock& block, int64_t first, int64_t count, Columns<T> next, int64_t to) {
     if (args_.bias) {
-      const T* bias = static_cast<const T*>(args_.bias) + block.expert * args_.bias_stride + first;
+      const Out* bias = static_cast<const Out*>(args_.bias) + block.expert * args_.bias_stride + first;
       for_lanes(count, [&](int64_t n, int lanes) { store(bias_ + to + n, load(bias + n, lanes), lanes); });
     }
     Columns<T> weight = columns(block, first, count);
@@ -149,10 +149,23 @@ class Worker {
   }
 
   void store_product(const RowBlock& block, int64_t first, int64_t count) {
+    const F32 scale = splat(args_.scale);
     for (int64_t m = 0; m < block.rows; ++m) {
       const float* product = product_ + m * product_stride_;
-      T* out = static_cast<T*>(args_.out) + (block.first_row + m) * args_.columns + first;
-      for_lanes(count, [&](int64_t j, int n) { store(out + j, with_bias(product + j, bias_ + j), n); });
+      const int64_t row = block.first_row + m;
+      Out* out = static_cast<Out*>(args_.out) + row * args_.out_stride + first;
+      if (args_.round_sums) {
+        for_lanes(count, [&](int64_t j, int n) { store(out + j, with_bias(product + j, bias_ + j), n); });
+        continue;
+      }
+      const Out* addend =
+          args_.addend ? static_cast<const Out*>(args_.addend) + row * args_.addend_stride + first : nullptr;
+      for_lanes(count, [&](int64_t j, int n) {
+        F32 value = load(product + j) * scale;
+        if (args_.bias) value += load(bias_ + j);
+        if (addend) value += load(addend + j, n);
+        store(out + j, value, n);
+      });
     }
   }
 
@@ -161,7 +174,7 @@ class Worker {
     const Gating<T, form> gating(args_.limit, args_.alpha, args_.up_offset);
     for (int64_t m = 0; m < block.rows; ++m) {
       const float* product = product_ + m * product_stride_;
-      T* out = static_cast<T*>(args_.out) + (block.first_row + m) * args_.columns + first;
+      T* out = static_cast<T*>(args_.out) + (block.first_row + m) * args_.out_stride + first;
       for_lanes(count, [&](int64_t j, int n) {
         if (args_.interleaved) {
           const F32 a = with_bias(product + 2 * j, bias_ + 2 * j);
@@ -196,10 +209,13 @@ class Worker {
 }  // namespace
 
 void grouped_gemm(const GroupedGemmArgs& args, int64_t begin, int64_t end) {
+  const bool widened = args.out_dtype != args.dtype;
   switch (args.dtype) {
-    case DType::f32: return Worker<float>(args, begin).run_items();
-    case DType::bf16: return Worker<bf16>(args, begin).run_items();
-    case DType::f16: return Worker<f16>(args, begin).run_items();
+    case DType::f32: return Worker<float, float>(args, begin).run_items();
+    case DType::bf16:
+      return widened ? Worker<bf16, float>(args, begin).run_items() : Worker<bf16, bf16>(args, begin).run_items();
+    case DType::f16:
+      return widened ? Worker<f16, float>(args, begin).run_items() : Worker<f16, f16>(args, begin).run_items();
   }
 }
 

@@ -13,8 +13,8 @@ struct RowBlock {
   int64_t rows;
 };
 
-// One grouped product: out[r, j] = sum_k x[row(r), k] * weight[expert(r), j, k] (+ bias[expert(r), j]), or, with a gate,
-// the activated pair of a gate and an up column. The work is cut into items of (row block, column chunk);
+// One grouped product: out[r, j] = scale * sum_k x[row(r), k] * weight[expert(r), j, k] (+ bias[expert(r), j])
+// (+ addend[r, j]), or, with a gate, the activated pair of a gate and an up column. The work is cut into items of (row block, column chunk);
 // every thread takes the next one from `next_item`.
 struct GroupedGemmArgs {
   const void* x;          // dense rows of `depth` elements
@@ -22,9 +22,12 @@ struct GroupedGemmArgs {
   const int32_t* x_rows;  // row r reads the row x_rows[r] of x; null: the row r itself
   const void* weight;
   int64_t expert_stride, column_stride, depth_stride;
-  const void* bias;  // dense rows, one an expert; null without a bias
+  const void* bias;  // dense rows of out_dtype, one an expert; null without a bias
   int64_t bias_stride;
-  void* out;  // dense rows of `columns` elements
+  const void* addend;  // dense rows of out_dtype; null without one
+  int64_t addend_stride;
+  void* out;  // dense rows of `columns` elements of out_dtype
+  int64_t out_stride;
   int64_t columns, depth;
   const RowBlock* blocks;
   int64_t block_count;
@@ -35,7 +38,9 @@ struct GroupedGemmArgs {
   void* scratch;
   int64_t scratch_bytes, packed_bytes, product_bytes, bias_bytes;
   int64_t copy_stride;  // from column to column of such a copy
-  DType dtype;
+  float scale;
+  bool round_sums;  // before the bias is added; otherwise scale, bias and addend are rounded once with the sum
+  DType dtype, out_dtype;  // the same, or float32
   // With a gate the weight has 2 * columns columns: the gate's and then the up columns, or both alternating.
   bool gated, interleaved;
   Gated form;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "device.cuh"
+#include "tensor_map.h"
 
 namespace deepinfer {
 
@@ -47,7 +48,72 @@ DEVICE void wait_bulk_stores_read() {
   asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
+// ---- boxes of tensors ----
+
+// A box of the tensor into shared memory, from the given element on, innermost dimension first; what lies outside reads
+// as zero.
+DEVICE void tensor_load(void* shared, const TensorMap& map, int x, int y, uint64_t* barrier) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
+                   "r"(shared_address(shared)), "l"(&map), "r"(x), "r"(y), "r"(shared_address(barrier)) : "memory");
+}
+// `policy`: what becomes of the data in the L2 cache.
+DEVICE void tensor_load(void* shared, const TensorMap& map, int x, int y, int z, uint64_t* barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+      " [%0], [%1, {%2, %3, %4}], [%5], %6;" ::
+          "r"(shared_address(shared)), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier)), "l"(policy)
+      : "memory");
+}
+
+// Data that is read once goes first, before what other kernels wrote and will read.
+DEVICE uint64_t cache_policy(bool read_once) {
+  uint64_t first, normal;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(normal));
+  return read_once ? first : normal;
+}
+
+// A box out of shared memory; what lies outside of the tensor is not written. For shared memory that ordinary stores
+// wrote: each thread of them calls publish_to_copies(), all pass a barrier, and one thread starts and commits the copy.
+DEVICE void publish_to_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+DEVICE void tensor_store(const TensorMap& map, int x, int y, const void* shared) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::
+                   "l"(&map), "r"(x), "r"(y), "r"(shared_address(shared)) : "memory");
+}
+DEVICE void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until no more than `pending` of this thread's committed stores still have to read their shared memory.
+template <int pending> DEVICE void wait_stores_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
+}
+
+// The same box into the blocks of the cluster whose bits `blocks` has, each time at this address and barrier.
+DEVICE void tensor_load_to(uint16_t blocks, void* shared, const TensorMap& map, int x, int y, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+      " [%0], [%1, {%2, %3}], [%4], %5;" ::
+          "r"(shared_address(shared)), "l"(&map), "r"(x), "r"(y), "r"(shared_address(barrier)), "h"(blocks) : "memory");
+}
+
 // ---- clusters ----
+
+DEVICE uint32_t block_in_cluster() {
+  uint32_t rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+DEVICE void arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+// At the barrier of this address in another block.
+DEVICE void arrive_at(uint64_t* barrier, uint32_t block) {
+  asm volatile(
+      "{\n"
+      ".reg .u32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
+      "}\n" ::"r"(shared_address(barrier)), "r"(block) : "memory");
+}
 
 DEVICE void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -72,6 +138,33 @@ DEVICE void store_to_cluster(uint32_t* p, int block, uint32_t x) {
       "mapa.shared::cluster.u32 remote, %0, %1;\n"
       "st.shared::cluster.u32 [remote], %2;\n"
       "}\n" ::"r"(shared_address(p)), "r"(block), "r"(x) : "memory");
+}
+
+DEVICE Vec<float, 4> load_from_cluster(const float* p, uint32_t block) {
+  Vec<float, 4> v;
+  asm volatile(
+      "{\n"
+      ".reg .u32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %4, %5;\n"
+      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [remote];\n"
+      "}\n" : "=f"(v.at[0]), "=f"(v.at[1]), "=f"(v.at[2]), "=f"(v.at[3]) : "r"(shared_address(p)), "r"(block) : "memory");
+  return v;
+}
+
+// ---- warpgroups: 128 threads whose first is a multiple of 128 ----
+
+// Among the threads of one warpgroup, or of the first `count`; id 0 is __syncthreads().
+DEVICE void warpgroup_sync(int id) { asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory"); }
+template <int count> DEVICE void warpgroups_sync(int id) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(count * 128) : "memory");
+}
+
+// The registers of each thread of the warpgroup from here on.
+template <int registers> DEVICE void give_registers_back() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
+}
+template <int registers> DEVICE void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
 }
 
 }  // namespace deepinfer

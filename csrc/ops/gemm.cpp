@@ -1,309 +1,149 @@
-// grouped_mm and fused_experts: schemas, argument checks, the plan of work, outputs.
+// gemm and gemm_: schemas, argument checks, outputs.
 
-#include "../cpu/gemm.h"
-
-#include <cstring>
-#include <limits>
-#include <vector>
-
-#include "../cpu/moe_dispatch.h"
-#include "../cpu/parallel.h"
-#include "check.h"
+#include "../cuda/gemm.h"
+#include "../cuda/gemm_plan.h"
+#include "gemm_common.h"
+#include "overlap.h"
 #include "rows.h"
 
 namespace deepinfer {
 
 namespace {
 
-int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+constexpr int64_t kMostSize = std::numeric_limits<int32_t>::max();
 
-// What a kernel may read past the end of the scratch for products and biases: a whole vector of both halves.
-constexpr int64_t kReadAhead = 128;
-
-int64_t element_size(DType dtype) { return dtype == DType::f32 ? 4 : 2; }
-
-// The storage of offsets or ids, which the kernels read as int32 or int64.
-Tensor dense(const Tensor& t) { return torch::stable::contiguous(t); }
-
-void check_like_x(const char* op, const char* argument, const Tensor& t, const Tensor& x) {
-  DI_CHECK(t.scalar_type() == x.scalar_type(), op, ": ", argument, " must have the dtype of x, ",
-           name_of(x.scalar_type()), ", got ", name_of(t.scalar_type()));
-  check_same_device(op, argument, t, x);
+ScalarType result_type(const char* op, const Tensor& a, std::optional<ScalarType> out_dtype) {
+  const ScalarType type = out_dtype.value_or(a.scalar_type());
+  DI_CHECK(type == a.scalar_type() || type == ScalarType::Float, op,
+           ": the dtype of the result must be float32 or that of a, ", name_of(a.scalar_type()), ", got ",
+           name_of(type));
+  return type;
 }
 
-void check_bias(const char* op, const char* argument, const std::optional<Tensor>& bias, const Tensor& x,
-                int64_t experts, int64_t columns) {
-  if (!bias) return;
-  DI_CHECK(bias->dim() == 2 && bias->size(0) == experts && bias->size(1) == columns, op, ": ", argument,
-           " must have shape [", experts, ", ", columns, "], got ", shape_of(*bias));
-  check_like_x(op, argument, *bias, x);
-}
-
-// Bytes of an element of x in a packed row: only the AVX-512 kernel multiplies bf16 as such, all else is float32.
-int64_t packed_size(DType dtype) { return dtype == DType::bf16 && cpu::isa() == cpu::Isa::avx512 ? 2 : 4; }
-
-// The most rows of a block: such that they take about half of a 1 MB L2 cache when packed. Weights that have to be copied
-// are copied for each block, which is worth more rows than that.
-int64_t most_block_rows(const GroupedGemmArgs& args) {
-  const int64_t row_bytes = std::max<int64_t>(1, args.depth * packed_size(args.dtype));
-  return std::clamp<int64_t>(round_up(512 * 1024 / row_bytes, 4), args.depth_stride == 1 ? 32 : 256, 256);
-}
-
-// Cuts the rows of each expert, [ends[e - 1], ends[e]), into blocks of nearly the same size.
-std::vector<RowBlock> row_blocks(const int32_t* ends, int64_t experts, int64_t max_rows) {
-  std::vector<RowBlock> blocks;
-  int64_t begin = 0;
-  for (int64_t expert = 0; expert < experts; ++expert) {
-    const int64_t end = ends[expert], rows = end - begin;
-    if (rows > 0) {
-      const int64_t parts = (rows + max_rows - 1) / max_rows, size = round_up((rows + parts - 1) / parts, 4);
-      for (; begin < end; begin += size) blocks.push_back({expert, begin, std::min(size, end - begin)});
-    }
-    begin = end;
+void check(const char* op, MatmulArgs& args, const Tensor& a, const Tensor& b, const std::optional<Tensor>& bias,
+           double scale, ScalarType result) {
+  DI_CHECK(a.dim() == 2, op, ": a must have shape [M, K], got ", shape_of(a));
+  args.dtype = float_dtype(op, "a", a);
+  args.rows = a.size(0);
+  args.depth = a.size(1);
+  DI_CHECK(b.dim() == 2 && b.size(0) == args.depth, op, ": b must have shape [", args.depth, ", N], got ",
+           shape_of(b));
+  check_like_x(op, "b", b, a, "a");
+  args.columns = b.size(1);
+  DI_CHECK(args.rows <= kMostSize && args.columns <= kMostSize && args.depth <= kMostSize, op,
+           ": M, N and K must not exceed ", kMostSize, ", got ", args.rows, ", ", args.columns, ", ", args.depth);
+  if (bias) {
+    DI_CHECK(bias->dim() == 1 && bias->size(0) == args.columns, op, ": bias must have shape [", args.columns,
+             "], got ", shape_of(*bias));
+    DI_CHECK(bias->scalar_type() == result, op, ": bias must have the dtype of the result, ", name_of(result),
+             ", got ", name_of(bias->scalar_type()));
+    check_same_device(op, "bias", *bias, a);
   }
-  return blocks;
+  args.out_dtype = result == ScalarType::Float ? DType::f32 : args.dtype;
+  args.bias_step = BiasStep::once;
+  args.experts = 1;
+  args.scale = float(scale);
 }
 
-// The row and column strides of the weight are given as [expert, column, k].
-void set_weight(GroupedGemmArgs& args, const Tensor& weight, int column_dim, int depth_dim) {
-  args.weight = weight.const_data_ptr();
-  args.expert_stride = weight.stride(0);
-  args.column_stride = weight.stride(column_dim);
-  args.depth_stride = weight.size(depth_dim) == 1 ? 1 : weight.stride(depth_dim);
-}
-
-void set_bias(GroupedGemmArgs& args, const std::optional<Tensor>& bias) {
-  args.bias = bias ? bias->const_data_ptr() : nullptr;
-  args.bias_stride = bias ? bias->stride(0) : 0;
-}
-
-std::optional<Tensor> with_dense_rows(const std::optional<Tensor>& t) {
-  return t ? std::optional<Tensor>(deepinfer::with_dense_rows(*t)) : std::nullopt;
-}
-
-// The columns of one item of work.
-int64_t chunk_columns(const GroupedGemmArgs& args, int64_t column_bytes, int64_t most_rows, int64_t threads) {
-  int64_t tiles;
-  if (args.depth_stride == 1) {
-    // About 256 KB of weights: long enough to stream, short enough to balance.
-    tiles = std::clamp<int64_t>(256 * 1024 / column_bytes / cpu::kColumnTile, 1, 16);
-  } else {
-    // Columns are not dense, rows may be: the longer the pieces the faster they come out of memory, which is what few
-    // rows of x wait for; but four items a thread.
-    const int64_t most_tiles = most_rows <= 32 ? 80 : 16;
-    tiles = std::clamp<int64_t>(args.columns * args.block_count / (4 * threads) / cpu::kColumnTile, 16, most_tiles);
+// `out` has dense rows, and so has `addend`.
+void launch(MatmulArgs& args, const Tensor& out, const Tensor& a, const Tensor& b, const std::optional<Tensor>& bias,
+            const Tensor* addend) {
+  std::optional<Tensor> dense_bias;
+  if (bias) args.bias = dense_bias.emplace(torch::stable::contiguous(*bias)).const_data_ptr();
+  if (addend) {
+    args.addend = addend->const_data_ptr();
+    args.addend_stride = addend->stride(0);
   }
-  return std::min(tiles * cpu::kColumnTile, round_up(args.columns, cpu::kColumnTile));
+  args.out = const_cast<void*>(out.const_data_ptr());
+  args.out_stride = out.stride(0);
+  const Tensor a_operand = as_tokens(a), b_operand = as_operand(torch::stable::transpose(b, 0, 1));
+  set_x(args, a_operand);
+  set_weight(args, b_operand);
+  matmul(args, a);
 }
 
-// Runs the product over the rows that end at ends[expert]; x, weight, bias, out, sizes and gate are set already.
-void run(GroupedGemmArgs& args, const Tensor& like, const int32_t* ends, int64_t experts) {
-  const auto blocks = row_blocks(ends, experts, most_block_rows(args));
-  if (blocks.empty() || args.columns == 0) return;
-  int64_t most_rows = 0;
-  for (const RowBlock& block : blocks) most_rows = std::max(most_rows, block.rows);
-  args.blocks = blocks.data();
-  args.block_count = int64_t(blocks.size());
-
-  const int64_t threads = torch::stable::get_num_threads(), halves = args.gated ? 2 : 1;
-  const int64_t column_bytes = std::max<int64_t>(1, args.depth * element_size(args.dtype) * halves);
-  args.chunk = chunk_columns(args, column_bytes, most_rows, threads);
-  const int64_t items = args.block_count * ((args.columns + args.chunk - 1) / args.chunk);
-  const int64_t workers = std::min(items, threads);
-  args.packed_bytes = most_rows * round_up(args.depth, 32) * packed_size(args.dtype);
-  args.bias_bytes = round_up(args.chunk * halves * 4, 64) + kReadAhead;
-  args.product_bytes = most_rows * round_up(args.chunk * halves * 4, 64) + kReadAhead;
-  args.scratch_bytes = args.packed_bytes + args.product_bytes + args.bias_bytes;
-  if (args.depth_stride != 1) {
-    args.copy_stride = round_up(args.depth, 32) + 32;  // no power of two: columns would compete for one set of a cache
-    args.scratch_bytes += args.chunk * halves * args.copy_stride * element_size(args.dtype);
+Tensor gemm(const Tensor& a, const Tensor& b, const std::optional<Tensor>& bias, const std::optional<Tensor>& c,
+            double scale, std::optional<ScalarType> out_dtype) {
+  const char* op = "gemm";
+  MatmulArgs args{};
+  const ScalarType result = result_type(op, a, out_dtype);
+  check(op, args, a, b, bias, scale, result);
+  std::optional<Tensor> addend;
+  if (c) {
+    DI_CHECK(c->dim() == 2 && c->size(0) == args.rows && c->size(1) == args.columns, op, ": c must have shape [",
+             args.rows, ", ", args.columns, "], got ", shape_of(*c));
+    DI_CHECK(c->scalar_type() == result, op, ": c must have the dtype of the result, ", name_of(result), ", got ",
+             name_of(c->scalar_type()));
+    check_same_device(op, "c", *c, a);
+    addend = with_dense_rows(*c);
   }
-  Tensor scratch = new_tensor(like, {workers * args.scratch_bytes}, ScalarType::Byte);
-  args.scratch = scratch.mutable_data_ptr();
-  int64_t next_item = 0;
-  args.next_item = &next_item;
-  cpu::parallel(cpu::grouped_gemm, args, workers, items * args.chunk * column_bytes);
-}
-
-Tensor grouped_mm(const Tensor& x, const Tensor& weight, const Tensor& offsets, const std::optional<Tensor>& bias) {
-  const char* op = "grouped_mm";
-  DI_CHECK(x.dim() == 2, op, ": x must have shape [P, K], got ", shape_of(x));
-  GroupedGemmArgs args{};
-  args.dtype = float_dtype(op, "x", x);
-  const int64_t rows = x.size(0);
-  args.depth = x.size(1);
-  DI_CHECK(weight.dim() == 3 && weight.size(1) == args.depth, op, ": weight must have shape [E, ", args.depth,
-           ", N], got ", shape_of(weight));
-  check_like_x(op, "weight", weight, x);
-  const int64_t experts = weight.size(0);
-  args.columns = weight.size(2);
-  DI_CHECK(offsets.scalar_type() == ScalarType::Int, op, ": offsets must be int32, got ",
-           name_of(offsets.scalar_type()));
-  DI_CHECK(offsets.dim() == 1 && offsets.size(0) == experts, op, ": offsets must have shape [", experts, "], got ",
-           shape_of(offsets));
-  check_same_device(op, "offsets", offsets, x);
-  check_bias(op, "bias", bias, x, experts, args.columns);
-
-  const Tensor dense_offsets = dense(offsets);
-  const int32_t* ends = static_cast<const int32_t*>(dense_offsets.const_data_ptr());
-  int64_t last = 0;
-  for (int64_t e = 0; e < experts; ++e) {
-    DI_CHECK(ends[e] >= last, op, ": offsets must be ascending and not negative, got ", ends[e], " after ", last);
-    last = ends[e];
-  }
-  DI_CHECK(last <= rows, op, ": offsets must not exceed the ", rows, " rows of x, got ", last);
-
-  Tensor out = new_tensor(x, {rows, args.columns}, x.scalar_type());
-  const int64_t row_bytes = args.columns * element_size(args.dtype);
-  args.out = out.mutable_data_ptr();
-  std::memset(static_cast<char*>(args.out) + last * row_bytes, 0, (rows - last) * row_bytes);
-  const Tensor dense_x = deepinfer::with_dense_rows(x);
-  args.x = dense_x.const_data_ptr();
-  args.x_stride = dense_x.stride(0);
-  set_weight(args, weight, 2, 1);
-  const auto dense_bias = with_dense_rows(bias);
-  set_bias(args, dense_bias);
-  run(args, x, ends, experts);
+  Tensor out = new_tensor(a, {args.rows, args.columns}, result);
+  launch(args, out, a, b, bias, addend ? &*addend : nullptr);
   return out;
 }
 
-// silu with alpha or up_offset in use is another form: it rounds more often.
-Gated form_of(const char* op, const std::string& activation, double alpha, double up_offset) {
-  if (activation == "silu") return alpha == 1 && up_offset == 0 ? Gated::silu : Gated::swish;
-  if (activation == "gelu") return Gated::gelu;
-  if (activation == "gelu_tanh") return Gated::gelu_tanh;
-  fail(op, ": activation must be silu, gelu or gelu_tanh, got ", activation);
+void gemm_(Tensor out, const Tensor& a, const Tensor& b, const std::optional<Tensor>& bias, double scale,
+           bool accumulate) {
+  const char* op = "gemm_";
+  MatmulArgs args{};
+  check(op, args, a, b, bias, scale, result_type(op, a, out.scalar_type()));
+  DI_CHECK(out.dim() == 2 && out.size(0) == args.rows && out.size(1) == args.columns, op, ": out must have shape [",
+           args.rows, ", ", args.columns, "], got ", shape_of(out));
+  check_same_device(op, "out", out, a);
+  DI_CHECK(!overlaps_itself(out), op,
+           ": out is written and must not be expanded or have elements that share memory");
+  DI_CHECK(!overlap(out, a) && !overlap(out, b) && !(bias && overlap(out, *bias)), op,
+           ": out is written and must not share memory with a, b or bias");
+  const bool dense = args.columns <= 1 || out.stride(1) == 1;
+  const Tensor to = dense ? out : accumulate ? torch::stable::contiguous(out) : new_tensor(out, sizes_of(out), out.scalar_type());
+  launch(args, to, a, b, bias, accumulate ? &to : nullptr);
+  if (!dense) torch::stable::copy_(out, to);
 }
 
-// Where the slots (token, j) of the local experts go: rows sorted by expert, in slot order inside an expert.
-struct ExpertRows {
-  std::vector<int32_t> ends;           // by expert
-  std::vector<int32_t> tokens;         // by row
-  std::vector<int32_t> slots_to_rows;  // -1: no local expert
-};
-
-template <typename Id>
-ExpertRows sort_slots(const char* op, const Tensor& topk_ids, int64_t first_expert, int64_t experts) {
-  const Tensor dense_ids = dense(topk_ids);
-  const Id* ids = static_cast<const Id*>(dense_ids.const_data_ptr());
-  const int64_t topk = topk_ids.size(1), slots = topk_ids.size(0) * topk;
-  ExpertRows map{std::vector<int32_t>(experts), {}, std::vector<int32_t>(slots, -1)};
-  auto is_local = [&](Id id) { return id >= first_expert && id - first_expert < experts; };
-  for (int64_t slot = 0; slot < slots; ++slot) {
-    DI_CHECK(ids[slot] >= -1, op, ": topk_ids must not be below -1, got ", ids[slot]);
-    if (is_local(ids[slot])) ++map.ends[ids[slot] - first_expert];
-  }
-  int32_t rows = 0;
-  for (int32_t& end : map.ends) rows += std::exchange(end, rows);  // now the starts; filling makes them the ends
-  map.tokens.resize(rows);
-  for (int64_t slot = 0; slot < slots; ++slot) {
-    if (!is_local(ids[slot])) continue;
-    const int32_t row = map.ends[ids[slot] - first_expert]++;
-    map.tokens[row] = int32_t(slot / topk);
-    map.slots_to_rows[slot] = row;
-  }
-  return map;
+// For measurements, see cuda/gemm.h.
+void force_tiling(int64_t tile_n, int64_t tile_m, int64_t warpgroups, int64_t cluster, int64_t split, int64_t streamed,
+                  int64_t blocks) {
+  cuda::force_tiling({int(tile_n), int(tile_m), int(warpgroups), int(cluster), int(split), int(streamed), int(blocks)});
 }
 
-Tensor fused_experts(const Tensor& x, const Tensor& gate_up, const Tensor& down, const Tensor& topk_ids,
-                     const Tensor& topk_weights, const std::optional<Tensor>& gate_up_bias,
-                     const std::optional<Tensor>& down_bias, const std::string& activation, bool interleaved,
-                     std::optional<double> limit, double alpha, double up_offset, int64_t first_expert) {
-  const char* op = "fused_experts";
-  DI_CHECK(x.dim() == 2, op, ": x must have shape [T, H], got ", shape_of(x));
-  GroupedGemmArgs first{};
-  first.dtype = float_dtype(op, "x", x);
-  const int64_t tokens = x.size(0), hidden = x.size(1);
-  DI_CHECK(gate_up.dim() == 3 && gate_up.size(1) % 2 == 0 && gate_up.size(2) == hidden, op,
-           ": gate_up must have shape [E, 2 * I, ", hidden, "], got ", shape_of(gate_up));
-  check_like_x(op, "gate_up", gate_up, x);
-  const int64_t experts = gate_up.size(0), intermediate = gate_up.size(1) / 2;
-  DI_CHECK(down.dim() == 3 && down.size(0) == experts && down.size(1) == hidden && down.size(2) == intermediate, op,
-           ": down must have shape [", experts, ", ", hidden, ", ", intermediate, "], got ", shape_of(down));
-  check_like_x(op, "down", down, x);
-  DI_CHECK(topk_ids.scalar_type() == ScalarType::Int || topk_ids.scalar_type() == ScalarType::Long, op,
-           ": topk_ids must be int32 or int64, got ", name_of(topk_ids.scalar_type()));
-  DI_CHECK(topk_ids.dim() == 2 && topk_ids.size(0) == tokens, op, ": topk_ids must have shape [", tokens,
-           ", k], got ", shape_of(topk_ids));
-  check_same_device(op, "topk_ids", topk_ids, x);
-  DI_CHECK(same_shape(topk_weights, topk_ids), op, ": topk_weights must have the shape of topk_ids, ",
-           shape_of(topk_ids), ", got ", shape_of(topk_weights));
-  const DType weights_dtype = float_dtype(op, "topk_weights", topk_weights);
-  check_same_device(op, "topk_weights", topk_weights, x);
-  check_bias(op, "gate_up_bias", gate_up_bias, x, experts, 2 * intermediate);
-  check_bias(op, "down_bias", down_bias, x, experts, hidden);
-  first.gated = true;
-  first.form = form_of(op, activation, alpha, up_offset);
-  DI_CHECK(activation == "silu" || (!limit && alpha == 1 && up_offset == 0), op,
-           ": limit, alpha and up_offset need activation silu, got ", activation);
-  DI_CHECK(!limit || *limit > 0, op, ": limit must be positive, got ", *limit);
-  DI_CHECK(first_expert >= 0, op, ": first_expert must not be negative, got ", first_expert);
-  const int64_t topk = topk_ids.size(1);
-  DI_CHECK(tokens * topk <= std::numeric_limits<int32_t>::max(), op, ": more than 2^31 - 1 (token, expert) pairs");
-
-  const ExpertRows map = topk_ids.scalar_type() == ScalarType::Int
-                             ? sort_slots<int32_t>(op, topk_ids, first_expert, experts)
-                             : sort_slots<int64_t>(op, topk_ids, first_expert, experts);
-  const int64_t rows = int64_t(map.tokens.size());
-  Tensor out = new_tensor(x, {tokens, hidden}, x.scalar_type());
-  Tensor activated = new_tensor(x, {rows, intermediate}, x.scalar_type());
-  Tensor y = new_tensor(x, {rows, hidden}, x.scalar_type());
-
-  const Tensor dense_x = deepinfer::with_dense_rows(x);
-  first.x = dense_x.const_data_ptr();
-  first.x_stride = dense_x.stride(0);
-  first.x_rows = map.tokens.data();
-  set_weight(first, gate_up, 1, 2);
-  const auto dense_gate_up_bias = with_dense_rows(gate_up_bias);
-  set_bias(first, dense_gate_up_bias);
-  first.out = activated.mutable_data_ptr();
-  first.columns = intermediate;
-  first.depth = hidden;
-  first.interleaved = interleaved;
-  first.limit = float(limit.value_or(std::numeric_limits<double>::infinity()));
-  first.alpha = float(alpha);
-  first.up_offset = float(up_offset);
-  run(first, x, map.ends.data(), experts);
-
-  GroupedGemmArgs second{};
-  second.dtype = first.dtype;
-  second.x = first.out;
-  second.x_stride = intermediate;
-  set_weight(second, down, 1, 2);
-  const auto dense_down_bias = with_dense_rows(down_bias);
-  set_bias(second, dense_down_bias);
-  second.out = y.mutable_data_ptr();
-  second.columns = hidden;
-  second.depth = intermediate;
-  run(second, x, map.ends.data(), experts);
-
-  const Tensor dense_weights = dense(topk_weights);
-  MoeUnpermuteArgs sum{};
-  sum.y = second.out;
-  sum.slots_to_rows = map.slots_to_rows.data();
-  sum.weights = dense_weights.const_data_ptr();
-  sum.out = out.mutable_data_ptr();
-  sum.row_stride = sum.hidden_size = hidden;
-  sum.topk = topk;
-  sum.dtype = first.dtype;
-  sum.weights_dtype = weights_dtype;
-  cpu::parallel(cpu::moe_unpermute, sum, tokens, hidden * (topk + 1) * element_size(sum.dtype));
-  return out;
+// What would be chosen, for tests: the facts of the tiling and the shared memory of a block.
+std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t> tiling(
+    int64_t rows, int64_t columns, int64_t depth, int64_t experts, bool x_dense_k, int64_t out_bytes,
+    int64_t multiprocessors) {
+  const cuda::GemmResult result{int(out_bytes), out_bytes == 2, false};
+  const cuda::GemmShapeFacts shape{rows, columns, depth, experts, x_dense_k, result};
+  const cuda::GemmTiling t = cuda::choose_tiling(shape, int(multiprocessors));
+  return {t.tile_n, t.tile_m,   t.warpgroups, t.stages,  t.cluster,
+          t.split,  t.streamed, t.blocks,     cuda::gemm_shared_bytes(t, result, experts > 0)};
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(deepinfer, m) {
-  m.def("grouped_mm(Tensor x, Tensor weight, Tensor offsets, Tensor? bias=None) -> Tensor");
   m.def(
-      "fused_experts(Tensor x, Tensor gate_up, Tensor down, Tensor topk_ids, Tensor topk_weights, *, "
-      "Tensor? gate_up_bias=None, Tensor? down_bias=None, str activation=\"silu\", bool interleaved=False, "
-      "float? limit=None, float alpha=1.0, float up_offset=0.0, int first_expert=0) -> Tensor");
+      "gemm(Tensor a, Tensor b, *, Tensor? bias=None, Tensor? c=None, float scale=1.0, ScalarType? out_dtype=None)"
+      " -> Tensor");
+  m.def(
+      "gemm_(Tensor(a!) out, Tensor a, Tensor b, *, Tensor? bias=None, float scale=1.0, bool accumulate=False)"
+      " -> ()");
+  m.def(
+      "_gemm_tiling(int rows, int columns, int depth, int experts, bool x_dense_k, int out_bytes, int multiprocessors)"
+      " -> (int, int, int, int, int, int, int, int, int)");
+  m.def(
+      "_gemm_force_tiling(int tile_n, int tile_m, int warpgroups, int cluster, int split, int streamed, int blocks)"
+      " -> ()");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(deepinfer, CPU, m) {
-  m.impl("grouped_mm", TORCH_BOX(&grouped_mm));
-  m.impl("fused_experts", TORCH_BOX(&fused_experts));
+static void implement(auto& m) {
+  m.impl("gemm", TORCH_BOX(&gemm));
+  m.impl("gemm_", TORCH_BOX(&gemm_));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(deepinfer, CPU, m) { implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(deepinfer, CUDA, m) { implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(deepinfer, CompositeExplicitAutograd, m) {
+  m.impl("_gemm_tiling", TORCH_BOX(&tiling));
+  m.impl("_gemm_force_tiling", TORCH_BOX(&force_tiling));
 }
 
 }  // namespace deepinfer

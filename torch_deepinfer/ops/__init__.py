@@ -7,7 +7,8 @@ gradients; the others are for inference and their outputs never require one.
 import torch
 
 from torch_deepinfer.ops.activation import gelu_and_mul, silu_and_mul, silu_and_mul_quant
-from torch_deepinfer.ops.gemm import fused_experts, grouped_mm
+from torch_deepinfer.ops.gemm import fused_experts, gemm, gemm_, grouped_mm, masked_mm, masked_mm_
+from torch_deepinfer.ops.gemm_fp8 import fp8_gemm, fp8_grouped_mm, fp8_masked_mm, fp8_masked_mm_
 from torch_deepinfer.ops.moe import (
     moe_expert_map,
     moe_permute,
@@ -35,9 +36,17 @@ __all__ = [
     "add_rms_norm",
     "add_rms_norm_quant",
     "dequantize",
+    "fp8_gemm",
+    "fp8_grouped_mm",
+    "fp8_masked_mm",
+    "fp8_masked_mm_",
     "fused_experts",
     "gelu_and_mul",
+    "gemm",
+    "gemm_",
     "grouped_mm",
+    "masked_mm",
+    "masked_mm_",
     "moe_expert_map",
     "moe_permute",
     "moe_permute_scaled",

@@ -1,10 +1,62 @@
-"""Grouped matrix products of mixture-of-experts layers, one by one and as one op for a whole expert layer."""
+"""Matrix products: dense, grouped by expert, and the whole expert layer of a mixture as one op."""
 
 import torch
 
-from torch_deepinfer.ops.checks import check, check_float_dtype, name_of, shape_of
+from torch_deepinfer.ops.checks import check, check_float_dtype, check_written, name_of, shape_of
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
+
+
+def gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    c: torch.Tensor | None = None,
+    scale: float = 1.0,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """``scale * (a @ b) + bias + c``, summed in float32 and rounded once.
+
+    Args:
+        a: ``[M, K]``, float32, bfloat16 or float16.
+        b: ``[K, N]`` of the same dtype. Any strides are right for both: a dense K is the fast layout, a dense M or N
+            nearly as fast. On a GPU, 16-bit operands whose rows do not start at multiples of 16 bytes are copied first.
+        bias: ``[N]`` of the dtype of the result.
+        c: ``[M, N]`` of the dtype of the result.
+        scale: multiplies the sum, in float32.
+        out_dtype: the dtype of the result: float32, or that of ``a`` (default).
+
+    Returns:
+        ``[M, N]``, contiguous. On one device and for one shape always the same bits.
+
+    Raises:
+        ValueError: a wrong shape, dtype or device.
+    """
+    return torch.ops.deepinfer.gemm(a, b, bias=bias, c=c, scale=scale, out_dtype=out_dtype)
+
+
+def gemm_(
+    out: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    scale: float = 1.0,
+    accumulate: bool = False,
+) -> None:
+    """:func:`gemm` into ``out`` ``[M, N]``, float32 or of the dtype of ``a``, any strides.
+
+    With ``accumulate`` the product is added to what ``out`` holds, in float32 and rounded once, as ``c=out`` would.
+
+    Raises:
+        ValueError: as :func:`gemm`, with nothing written; also if ``out`` is expanded, has elements that share memory
+            or shares memory with another argument.
+        RuntimeError: ``out`` requires a gradient.
+    """
+    if torch.is_grad_enabled() and out.requires_grad:
+        raise RuntimeError("gemm_: out is written without a gradient and must not require one")
+    torch.ops.deepinfer.gemm_.default(out, a, b, bias=bias, scale=scale, accumulate=accumulate)
 
 
 def grouped_mm(
@@ -33,6 +85,47 @@ def grouped_mm(
         ValueError: a wrong shape, dtype or device; on CPU also offsets that descend, are negative or exceed P.
     """
     return torch.ops.deepinfer.grouped_mm(x, weight, offsets, bias)
+
+
+def masked_mm(
+    x: torch.Tensor, weight: torch.Tensor, counts: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Product of the first rows of each expert's block with its matrix: :func:`grouped_mm` for blocks of fixed size.
+
+    The rows ``x[e, : counts[e]]`` meet ``weight[e]``, as decoding with expert parallelism lays them out.
+
+    Args:
+        x: ``[E, M, K]``, float32, bfloat16 or float16. Rows from ``counts[e]`` on may hold anything.
+        weight: ``[E, K, N]`` of the same dtype, any strides; a dense K is the fast layout.
+        counts: ``[E]`` int32, each in [0, M].
+        bias: ``[E, N]`` of the same dtype, added to the rounded product.
+
+    Returns:
+        ``[E, M, N]`` of the dtype of ``x``. Rows from ``counts[e]`` on are zeros.
+
+    Raises:
+        ValueError: a wrong shape, dtype or device; on CPU also a count outside its range.
+    """
+    return torch.ops.deepinfer.masked_mm(x, weight, counts, bias)
+
+
+def masked_mm_(
+    out: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    counts: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> None:
+    """:func:`masked_mm` into ``out`` ``[E, M, N]`` of the dtype of ``x``; rows from ``counts[e]`` on are left alone.
+
+    Raises:
+        ValueError: as :func:`masked_mm`, with nothing written; also if ``out`` is expanded, has elements that share
+            memory or shares memory with another argument.
+        RuntimeError: ``out`` requires a gradient.
+    """
+    if torch.is_grad_enabled() and out.requires_grad:
+        raise RuntimeError("masked_mm_: out is written without a gradient and must not require one")
+    torch.ops.deepinfer.masked_mm_.default(out, x, weight, counts, bias)
 
 
 def fused_experts(
@@ -109,10 +202,10 @@ def _check_device(op: str, argument: str, tensor: torch.Tensor, x: torch.Tensor)
     check(tensor.device == x.device, f"{op}: {argument} must be on the same device as the first argument")
 
 
-def _check_like_x(op: str, argument: str, tensor: torch.Tensor, x: torch.Tensor) -> None:
+def _check_like_x(op: str, argument: str, tensor: torch.Tensor, x: torch.Tensor, x_name: str = "x") -> None:
     check(
         tensor.dtype == x.dtype,
-        f"{op}: {argument} must have the dtype of x, {name_of(x.dtype)}, got {name_of(tensor.dtype)}",
+        f"{op}: {argument} must have the dtype of {x_name}, {name_of(x.dtype)}, got {name_of(tensor.dtype)}",
     )
     _check_device(op, argument, tensor, x)
 
@@ -123,25 +216,93 @@ def _check_bias(op: str, argument: str, bias: torch.Tensor | None, x: torch.Tens
         _check_like_x(op, argument, bias, x)
 
 
-@torch.library.register_fake("deepinfer::grouped_mm")
-def _grouped_mm_meta(x, weight, offsets, bias=None):
-    op = "grouped_mm"
-    check(x.dim() == 2, f"{op}: x must have shape [P, K], got {shape_of(x)}")
+def _check_gemm(op, a, b, bias, result: torch.dtype) -> tuple[int, int]:
+    check(
+        result in (a.dtype, torch.float32),
+        f"{op}: the dtype of the result must be float32 or that of a, {name_of(a.dtype)}, got {name_of(result)}",
+    )
+    check(a.dim() == 2, f"{op}: a must have shape [M, K], got {shape_of(a)}")
+    check_float_dtype(op, "a", a.dtype)
+    check(
+        b.dim() == 2 and b.shape[0] == a.shape[1],
+        f"{op}: b must have shape [{a.shape[1]}, N], got {shape_of(b)}",
+    )
+    _check_like_x(op, "b", b, a, "a")
+    if bias is not None:
+        check(list(bias.shape) == [b.shape[1]], f"{op}: bias must have shape [{b.shape[1]}], got {shape_of(bias)}")
+        _check_result(op, "bias", bias, a, result)
+    return a.shape[0], b.shape[1]
+
+
+def _check_result(op: str, argument: str, tensor: torch.Tensor, a: torch.Tensor, result: torch.dtype) -> None:
+    check(
+        tensor.dtype == result,
+        f"{op}: {argument} must have the dtype of the result, {name_of(result)}, got {name_of(tensor.dtype)}",
+    )
+    _check_device(op, argument, tensor, a)
+
+
+@torch.library.register_fake("deepinfer::gemm")
+def _gemm_meta(a, b, *, bias=None, c=None, scale=1.0, out_dtype=None):
+    result = out_dtype or a.dtype
+    rows, columns = _check_gemm("gemm", a, b, bias, result)
+    if c is not None:
+        check(list(c.shape) == [rows, columns], f"gemm: c must have shape [{rows}, {columns}], got {shape_of(c)}")
+        _check_result("gemm", "c", c, a, result)
+    return a.new_empty((rows, columns), dtype=result)
+
+
+@torch.library.register_fake("deepinfer::gemm_")
+def _gemm_inplace_meta(out, a, b, *, bias=None, scale=1.0, accumulate=False):
+    rows, columns = _check_gemm("gemm_", a, b, bias, out.dtype)
+    check_written("gemm_", "out", out, (rows, columns))
+    _check_device("gemm_", "out", out, a)
+
+
+def _check_grouped(op: str, x, weight, groups_name: str, groups, bias) -> torch.Tensor:
     check_float_dtype(op, "x", x.dtype)
     check(
-        weight.dim() == 3 and weight.shape[1] == x.shape[1],
-        f"{op}: weight must have shape [E, {x.shape[1]}, N], got {shape_of(weight)}",
+        weight.dim() == 3 and weight.shape[1] == x.shape[-1],
+        f"{op}: weight must have shape [E, {x.shape[-1]}, N], got {shape_of(weight)}",
     )
     _check_like_x(op, "weight", weight, x)
     experts, _, columns = weight.shape
-    check(offsets.dtype == torch.int32, f"{op}: offsets must be int32, got {name_of(offsets.dtype)}")
+    check(groups.dtype == torch.int32, f"{op}: {groups_name} must be int32, got {name_of(groups.dtype)}")
     check(
-        offsets.dim() == 1 and offsets.shape[0] == experts,
-        f"{op}: offsets must have shape [{experts}], got {shape_of(offsets)}",
+        groups.dim() == 1 and groups.shape[0] == experts,
+        f"{op}: {groups_name} must have shape [{experts}], got {shape_of(groups)}",
     )
-    _check_device(op, "offsets", offsets, x)
+    _check_device(op, groups_name, groups, x)
     _check_bias(op, "bias", bias, x, [experts, columns])
-    return x.new_empty((x.shape[0], columns))
+    return x.new_empty((*x.shape[:-1], columns))
+
+
+@torch.library.register_fake("deepinfer::grouped_mm")
+def _grouped_mm_meta(x, weight, offsets, bias=None):
+    check(x.dim() == 2, f"grouped_mm: x must have shape [P, K], got {shape_of(x)}")
+    return _check_grouped("grouped_mm", x, weight, "offsets", offsets, bias)
+
+
+def _check_masked(op: str, x, weight, counts, bias) -> torch.Tensor:
+    check(x.dim() == 3, f"{op}: x must have shape [E, M, K], got {shape_of(x)}")
+    out = _check_grouped(op, x, weight, "counts", counts, bias)
+    check(
+        x.shape[0] == weight.shape[0],
+        f"{op}: x must have shape [{weight.shape[0]}, M, {x.shape[2]}], got {shape_of(x)}",
+    )
+    return out
+
+
+@torch.library.register_fake("deepinfer::masked_mm")
+def _masked_mm_meta(x, weight, counts, bias=None):
+    return _check_masked("masked_mm", x, weight, counts, bias)
+
+
+@torch.library.register_fake("deepinfer::masked_mm_")
+def _masked_mm_inplace_meta(out, x, weight, counts, bias=None):
+    expected = _check_masked("masked_mm_", x, weight, counts, bias)
+    check_written("masked_mm_", "out", out, expected.shape)
+    _check_like_x("masked_mm_", "out", out, x)
 
 
 @torch.library.register_fake("deepinfer::fused_experts")

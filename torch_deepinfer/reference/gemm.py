@@ -4,6 +4,37 @@ import torch
 import torch.nn.functional as F
 
 
+def gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    c: torch.Tensor | None = None,
+    scale: float = 1.0,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """See :func:`torch_deepinfer.ops.gemm`."""
+    out = (a.float() @ b.float()) * scale
+    if bias is not None:
+        out = out + bias.float()
+    if c is not None:
+        out = out + c.float()
+    return out.to(out_dtype or a.dtype)
+
+
+def gemm_(
+    out: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    scale: float = 1.0,
+    accumulate: bool = False,
+) -> None:
+    """See :func:`torch_deepinfer.ops.gemm_`."""
+    out.copy_(gemm(a, b, bias=bias, c=out if accumulate else None, scale=scale, out_dtype=out.dtype))
+
+
 def grouped_mm(
     x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -15,6 +46,30 @@ def grouped_mm(
         out[begin:end] = product if bias is None else product + bias[expert]
         begin = end
     return out
+
+
+def masked_mm(
+    x: torch.Tensor, weight: torch.Tensor, counts: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """See :func:`torch_deepinfer.ops.masked_mm`."""
+    out = x.new_zeros(*x.shape[:2], weight.shape[2])
+    for expert, count in enumerate(counts.tolist()):
+        product = (x[expert, :count].float() @ weight[expert].float()).to(x.dtype)
+        out[expert, :count] = product if bias is None else product + bias[expert]
+    return out
+
+
+def masked_mm_(
+    out: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    counts: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> None:
+    """See :func:`torch_deepinfer.ops.masked_mm_`."""
+    result = masked_mm(x, weight, counts, bias)
+    for expert, count in enumerate(counts.tolist()):
+        out[expert, :count] = result[expert, :count]
 
 
 def _activate(

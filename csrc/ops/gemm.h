@@ -1,0 +1,43 @@
+// What the matrix products hand to the kernels of a GPU.
+#pragma once
+
+#include "../cpu/types.h"
+
+namespace deepinfer {
+
+// Which rows of x meet which weight. `ends`: the rows up to ends[e] and from the end before on; `counts`: the first
+// counts[e] of every `group_rows` rows.
+enum class RowGroups : int { none, ends, counts };
+
+// `once`: sum, scale, bias and addend are rounded together. `rounded`: the sum is rounded before the bias is added.
+enum class BiasStep : int { none, once, rounded };
+
+// out[m, n] = scale * sum_k x[m, k] * weight[e(m), n, k] + bias[e(m), n] + addend[m, n]
+struct MatmulArgs {
+  const void* x;
+  const void* weight;
+  const void* bias;    // of out_dtype, dense along n; null without a bias
+  const void* addend;  // of out_dtype, dense along n; null without one; may be `out`
+  void* out;           // dense along n
+  const int32_t* groups;  // ends or counts, one an expert; null: all rows meet the one weight
+  int64_t rows, columns, depth, experts;
+  int64_t x_stride, x_depth_stride;
+  int64_t expert_stride, column_stride, depth_stride;
+  int64_t bias_stride, addend_stride, out_stride;
+  int64_t group_rows;
+  // The scales of e4m3 operands: of x for each row and block of 128 of k, dense along the rows; of the weight for each
+  // column or 128 of them and block of k. A stride along k may be 0.
+  const float* x_scale;
+  const float* weight_scale;
+  int64_t x_scale_depth_stride;
+  int64_t scale_expert_stride, scale_column_stride, scale_depth_stride;
+  float scale;
+  DType dtype, out_dtype;
+  bool e4m3;           // both operands, instead of dtype
+  bool column_scales;  // of the weight: for each column
+  RowGroups row_groups;
+  BiasStep bias_step;
+  bool fill;  // rows of no group become zeros
+};
+
+}  // namespace deepinfer

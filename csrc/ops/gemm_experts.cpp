@@ -1,0 +1,348 @@
+// fused_experts: schema, argument checks, and the chain of kernels on each device.
+
+#include <limits>
+
+#include "../cpu/moe_dispatch.h"
+#include "../cpu/parallel.h"
+#include "../cuda/activation.h"
+#include "../cuda/gemm.h"
+#include "../cuda/moe_dispatch.h"
+#include "gemm_common.h"
+#include "rows.h"
+
+namespace deepinfer {
+
+namespace {
+
+// The storage of ids, which the kernels read as int32 or int64.
+Tensor dense(const Tensor& t) { return torch::stable::contiguous(t); }
+
+void check_bias(const char* op, const char* argument, const std::optional<Tensor>& bias, const Tensor& x,
+                int64_t experts, int64_t columns) {
+  if (!bias) return;
+  DI_CHECK(bias->dim() == 2 && bias->size(0) == experts && bias->size(1) == columns, op, ": ", argument,
+           " must have shape [", experts, ", ", columns, "], got ", shape_of(*bias));
+  check_like_x(op, argument, *bias, x);
+}
+
+void set_weight(GroupedGemmArgs& args, const Tensor& weight) {
+  args.weight = weight.const_data_ptr();
+  args.expert_stride = weight.stride(0);
+  args.column_stride = weight.stride(1);
+  args.depth_stride = weight.size(2) == 1 ? 1 : weight.stride(2);
+}
+
+void set_bias(GroupedGemmArgs& args, const std::optional<Tensor>& bias) {
+  args.bias = bias ? bias->const_data_ptr() : nullptr;
+  args.bias_stride = bias ? bias->stride(0) : 0;
+}
+
+std::optional<Tensor> with_dense_rows(const std::optional<Tensor>& t) {
+  return t ? std::optional<Tensor>(deepinfer::with_dense_rows(*t)) : std::nullopt;
+}
+
+// silu with alpha or up_offset in use is another form: it rounds more often.
+Gated form_of(const char* op, const std::string& activation, double alpha, double up_offset) {
+  if (activation == "silu") return alpha == 1 && up_offset == 0 ? Gated::silu : Gated::swish;
+  if (activation == "gelu") return Gated::gelu;
+  if (activation == "gelu_tanh") return Gated::gelu_tanh;
+  fail(op, ": activation must be silu, gelu or gelu_tanh, got ", activation);
+}
+
+// Where the slots (token, j) of the local experts go: rows sorted by expert, in slot order inside an expert.
+struct ExpertRows {
+  std::vector<int32_t> ends;           // by expert
+  std::vector<int32_t> tokens;         // by row
+  std::vector<int32_t> slots_to_rows;  // -1: no local expert
+
+  std::vector<RowBlock> groups() const {
+    std::vector<RowBlock> groups;
+    for (size_t e = 0; e < ends.size(); ++e) {
+      const int64_t begin = e > 0 ? ends[e - 1] : 0;
+      groups.push_back({int64_t(e), begin, ends[e] - begin});
+    }
+    return groups;
+  }
+};
+
+template <typename Id>
+ExpertRows sort_slots(const char* op, const Tensor& topk_ids, int64_t first_expert, int64_t experts) {
+  const Tensor dense_ids = dense(topk_ids);
+  const Id* ids = static_cast<const Id*>(dense_ids.const_data_ptr());
+  const int64_t topk = topk_ids.size(1), slots = topk_ids.size(0) * topk;
+  ExpertRows map{std::vector<int32_t>(experts), {}, std::vector<int32_t>(slots, -1)};
+  auto is_local = [&](Id id) { return id >= first_expert && id - first_expert < experts; };
+  for (int64_t slot = 0; slot < slots; ++slot) {
+    DI_CHECK(ids[slot] >= -1, op, ": topk_ids must not be below -1, got ", ids[slot]);
+    if (is_local(ids[slot])) ++map.ends[ids[slot] - first_expert];
+  }
+  int32_t rows = 0;
+  for (int32_t& end : map.ends) rows += std::exchange(end, rows);  // now the starts; filling makes them the ends
+  map.tokens.resize(rows);
+  for (int64_t slot = 0; slot < slots; ++slot) {
+    if (!is_local(ids[slot])) continue;
+    const int32_t row = map.ends[ids[slot] - first_expert]++;
+    map.tokens[row] = int32_t(slot / topk);
+    map.slots_to_rows[slot] = row;
+  }
+  return map;
+}
+
+// The inputs after the checks: rows are dense.
+struct ExpertLayer {
+  Tensor x, gate_up, down, topk_ids, topk_weights;
+  std::optional<Tensor> gate_up_bias, down_bias;
+  Gated form;
+  bool interleaved;
+  float limit, alpha, up_offset;
+  int64_t first_expert;
+  DType dtype, weights_dtype;
+
+  int64_t tokens() const { return x.size(0); }
+  int64_t hidden() const { return x.size(1); }
+  int64_t experts() const { return gate_up.size(0); }
+  int64_t intermediate() const { return down.size(2); }
+  int64_t topk() const { return topk_ids.size(1); }
+  Tensor matrix(int64_t rows, int64_t columns) const { return new_tensor(x, {rows, columns}, x.scalar_type()); }
+};
+
+// The weighted sum of the rows of y that belong to each token.
+MoeUnpermuteArgs sum_of(const ExpertLayer& layer, const Tensor& y, Tensor& out, const Tensor& weights,
+                        const int32_t* slots_to_rows) {
+  MoeUnpermuteArgs sum{};
+  sum.y = y.const_data_ptr();
+  sum.slots_to_rows = slots_to_rows;
+  sum.weights = weights.const_data_ptr();
+  sum.out = out.mutable_data_ptr();
+  sum.row_stride = sum.hidden_size = layer.hidden();
+  sum.topk = layer.topk();
+  sum.rows = y.size(0);
+  sum.tokens = layer.tokens();
+  sum.dtype = layer.dtype;
+  sum.weights_dtype = layer.weights_dtype;
+  return sum;
+}
+
+// ---- on a CPU: two products over gathered rows, the activation inside the first ----
+
+Tensor experts_on_cpu(const char* op, const ExpertLayer& layer) {
+  const ExpertRows map = layer.topk_ids.scalar_type() == ScalarType::Int
+                             ? sort_slots<int32_t>(op, layer.topk_ids, layer.first_expert, layer.experts())
+                             : sort_slots<int64_t>(op, layer.topk_ids, layer.first_expert, layer.experts());
+  const int64_t rows = int64_t(map.tokens.size());
+  Tensor out = layer.matrix(layer.tokens(), layer.hidden());
+  Tensor activated = layer.matrix(rows, layer.intermediate()), y = layer.matrix(rows, layer.hidden());
+  const std::vector<RowBlock> groups = map.groups();
+
+  GroupedGemmArgs first{};
+  first.dtype = first.out_dtype = layer.dtype;
+  first.scale = 1;
+  first.round_sums = first.gated = true;
+  first.x = layer.x.const_data_ptr();
+  first.x_stride = layer.x.stride(0);
+  first.x_rows = map.tokens.data();
+  set_weight(first, layer.gate_up);
+  set_bias(first, layer.gate_up_bias);
+  first.out = activated.mutable_data_ptr();
+  first.columns = first.out_stride = layer.intermediate();
+  first.depth = layer.hidden();
+  first.form = layer.form;
+  first.interleaved = layer.interleaved;
+  first.limit = layer.limit;
+  first.alpha = layer.alpha;
+  first.up_offset = layer.up_offset;
+  grouped_gemm_on_cpu(first, layer.x, groups);
+
+  GroupedGemmArgs second{};
+  second.dtype = second.out_dtype = layer.dtype;
+  second.scale = 1;
+  second.round_sums = true;
+  second.x = first.out;
+  second.x_stride = layer.intermediate();
+  set_weight(second, layer.down);
+  set_bias(second, layer.down_bias);
+  second.out = y.mutable_data_ptr();
+  second.columns = second.out_stride = layer.hidden();
+  second.depth = layer.intermediate();
+  grouped_gemm_on_cpu(second, layer.x, groups);
+
+  const Tensor weights = dense(layer.topk_weights);
+  MoeUnpermuteArgs sum = sum_of(layer, y, out, weights, map.slots_to_rows.data());
+  cpu::parallel(cpu::moe_unpermute, sum, layer.tokens(), layer.hidden() * (layer.topk() + 1) * element_size(sum.dtype));
+  return out;
+}
+
+// ---- on a GPU: the chain of the separate ops, without a wait for the device ----
+
+struct DeviceMap {
+  Tensor rows_to_slots, slots_to_rows, ends;  // ends by expert
+};
+
+DeviceMap map_on_cuda(const ExpertLayer& layer, const Tensor& ids) {
+  const int device = layer.x.get_device_index();
+  ExpertMapArgs args{};
+  args.ids = ids.const_data_ptr();
+  args.wide_ids = ids.scalar_type() == ScalarType::Long;
+  args.slots = args.rows = layer.tokens() * layer.topk();
+  args.num_experts = std::numeric_limits<int64_t>::max();  // those of other ranks are not counted here
+  args.first_expert = layer.first_expert;
+  args.num_local_experts = layer.experts();
+  args.alignment = 1;
+  const int64_t experts = layer.experts();
+  DeviceMap map{new_tensor(ids, {args.rows}, ScalarType::Int), new_tensor(ids, {args.slots}, ScalarType::Int),
+                new_tensor(ids, {2 * experts + 1}, ScalarType::Int)};
+  args.rows_to_slots = static_cast<int32_t*>(map.rows_to_slots.mutable_data_ptr());
+  args.slots_to_rows = static_cast<int32_t*>(map.slots_to_rows.mutable_data_ptr());
+  args.offsets = static_cast<int32_t*>(map.ends.mutable_data_ptr());
+  args.counts = args.offsets + experts + 1;
+  const cuda::ExpertMapPlan plan = cuda::plan_expert_map(args.slots, experts, device);
+  args.chunks = plan.chunks;
+  std::optional<Tensor> cursors;
+  if (plan.counted) {
+    cursors = new_tensor(ids, {args.chunks, experts}, ScalarType::Int);
+    args.cursors = static_cast<int32_t*>(cursors->mutable_data_ptr());
+  }
+  cuda::expert_map(args, device);
+  return map;
+}
+
+// Rows of x by expert; rows past those of the last expert hold anything.
+Tensor permute_on_cuda(const ExpertLayer& layer, const DeviceMap& map) {
+  Tensor out = layer.matrix(layer.tokens() * layer.topk(), layer.hidden());
+  const int64_t size = element_size(layer.dtype);
+  MoePermuteArgs args{};
+  args.x = static_cast<const char*>(layer.x.const_data_ptr());
+  args.out = static_cast<char*>(out.mutable_data_ptr());
+  args.rows_to_slots = static_cast<const int32_t*>(map.rows_to_slots.const_data_ptr());
+  args.slots_to_rows = static_cast<const int32_t*>(map.slots_to_rows.const_data_ptr());
+  args.row_bytes = layer.hidden() * size;
+  args.row_stride = layer.x.stride(0) * size;
+  args.topk = layer.topk();
+  args.rows = layer.tokens() * layer.topk();
+  args.tokens = layer.tokens();
+  cuda::moe_permute(args, layer.x.get_device_index());
+  return out;
+}
+
+Tensor product_on_cuda(const ExpertLayer& layer, const DeviceMap& map, const Tensor& x, const Tensor& weight,
+                       const std::optional<Tensor>& bias) {
+  Tensor out = layer.matrix(x.size(0), weight.size(1));
+  const Tensor x_operand = as_tokens(x), weight_operand = as_operand(weight);
+  MatmulArgs args{};
+  set_x(args, x_operand);
+  set_weight(args, weight_operand);
+  args.dtype = args.out_dtype = layer.dtype;
+  args.rows = x.size(0);
+  args.depth = x.size(1);
+  args.columns = args.out_stride = weight.size(1);
+  args.experts = layer.experts();
+  args.groups = static_cast<const int32_t*>(map.ends.const_data_ptr()) + 1;
+  args.row_groups = RowGroups::ends;
+  args.bias = bias ? bias->const_data_ptr() : nullptr;
+  args.bias_stride = bias ? bias->stride(0) : 0;
+  args.bias_step = BiasStep::rounded;
+  args.scale = 1;
+  args.out = out.mutable_data_ptr();
+  matmul(args, x);
+  return out;
+}
+
+Tensor activate_on_cuda(const ExpertLayer& layer, const Tensor& hidden) {
+  Tensor out = layer.matrix(hidden.size(0), layer.intermediate());
+  GatedArgs args{};
+  args.gate = hidden.const_data_ptr();
+  args.up = static_cast<const char*>(args.gate) + layer.intermediate() * element_size(layer.dtype);
+  args.gate_rows = args.up_rows = rows_of("fused_experts", hidden);
+  args.out = out.mutable_data_ptr();
+  args.size = layer.intermediate();
+  args.limit = layer.limit;
+  args.alpha = layer.alpha;
+  args.up_offset = layer.up_offset;
+  args.form = layer.form;
+  args.dtype = layer.dtype;
+  args.interleaved = layer.interleaved;
+  cuda::gated_activation(args, hidden.get_device_index());
+  return out;
+}
+
+Tensor experts_on_cuda(const ExpertLayer& layer) {
+  const Tensor ids = dense(layer.topk_ids), weights = dense(layer.topk_weights);
+  const DeviceMap map = map_on_cuda(layer, ids);
+  const Tensor x = permute_on_cuda(layer, map);
+  const Tensor hidden = product_on_cuda(layer, map, x, layer.gate_up, layer.gate_up_bias);
+  const Tensor y = product_on_cuda(layer, map, activate_on_cuda(layer, hidden), layer.down, layer.down_bias);
+  Tensor out = layer.matrix(layer.tokens(), layer.hidden());
+  const auto* slots_to_rows = static_cast<const int32_t*>(map.slots_to_rows.const_data_ptr());
+  cuda::moe_unpermute(sum_of(layer, y, out, weights, slots_to_rows), x.get_device_index());
+  return out;
+}
+
+Tensor fused_experts(const Tensor& x, const Tensor& gate_up, const Tensor& down, const Tensor& topk_ids,
+                     const Tensor& topk_weights, const std::optional<Tensor>& gate_up_bias,
+                     const std::optional<Tensor>& down_bias, const std::string& activation, bool interleaved,
+                     std::optional<double> limit, double alpha, double up_offset, int64_t first_expert) {
+  const char* op = "fused_experts";
+  DI_CHECK(x.dim() == 2, op, ": x must have shape [T, H], got ", shape_of(x));
+  const DType dtype = float_dtype(op, "x", x);
+  const int64_t tokens = x.size(0), hidden = x.size(1);
+  DI_CHECK(gate_up.dim() == 3 && gate_up.size(1) % 2 == 0 && gate_up.size(2) == hidden, op,
+           ": gate_up must have shape [E, 2 * I, ", hidden, "], got ", shape_of(gate_up));
+  check_like_x(op, "gate_up", gate_up, x);
+  const int64_t experts = gate_up.size(0), intermediate = gate_up.size(1) / 2;
+  DI_CHECK(down.dim() == 3 && down.size(0) == experts && down.size(1) == hidden && down.size(2) == intermediate, op,
+           ": down must have shape [", experts, ", ", hidden, ", ", intermediate, "], got ", shape_of(down));
+  check_like_x(op, "down", down, x);
+  DI_CHECK(topk_ids.scalar_type() == ScalarType::Int || topk_ids.scalar_type() == ScalarType::Long, op,
+           ": topk_ids must be int32 or int64, got ", name_of(topk_ids.scalar_type()));
+  DI_CHECK(topk_ids.dim() == 2 && topk_ids.size(0) == tokens, op, ": topk_ids must have shape [", tokens,
+           ", k], got ", shape_of(topk_ids));
+  check_same_device(op, "topk_ids", topk_ids, x);
+  DI_CHECK(same_shape(topk_weights, topk_ids), op, ": topk_weights must have the shape of topk_ids, ",
+           shape_of(topk_ids), ", got ", shape_of(topk_weights));
+  const DType weights_dtype = float_dtype(op, "topk_weights", topk_weights);
+  check_same_device(op, "topk_weights", topk_weights, x);
+  check_bias(op, "gate_up_bias", gate_up_bias, x, experts, 2 * intermediate);
+  check_bias(op, "down_bias", down_bias, x, experts, hidden);
+  const Gated form = form_of(op, activation, alpha, up_offset);
+  DI_CHECK(activation == "silu" || (!limit && alpha == 1 && up_offset == 0), op,
+           ": limit, alpha and up_offset need activation silu, got ", activation);
+  DI_CHECK(!limit || *limit > 0, op, ": limit must be positive, got ", *limit);
+  DI_CHECK(first_expert >= 0, op, ": first_expert must not be negative, got ", first_expert);
+  DI_CHECK(tokens * topk_ids.size(1) <= std::numeric_limits<int32_t>::max(), op, ": more than 2^31 - 1 (token, expert) pairs");
+  DI_CHECK(!x.is_cuda() || experts <= cuda::kMostExperts, op, ": at most ", cuda::kMostExperts,
+           " experts on a GPU, got ", experts);
+
+  const ExpertLayer layer{deepinfer::with_dense_rows(x),
+                          gate_up,
+                          down,
+                          topk_ids,
+                          topk_weights,
+                          with_dense_rows(gate_up_bias),
+                          with_dense_rows(down_bias),
+                          form,
+                          interleaved,
+                          float(limit.value_or(std::numeric_limits<double>::infinity())),
+                          float(alpha),
+                          float(up_offset),
+                          first_expert,
+                          dtype,
+                          weights_dtype};
+  if (!x.is_cuda()) return experts_on_cpu(op, layer);
+  if (tokens * topk_ids.size(1) * experts == 0)
+    return torch::stable::new_zeros(x, {tokens, hidden});
+  return experts_on_cuda(layer);
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(deepinfer, m) {
+  m.def(
+      "fused_experts(Tensor x, Tensor gate_up, Tensor down, Tensor topk_ids, Tensor topk_weights, *, "
+      "Tensor? gate_up_bias=None, Tensor? down_bias=None, str activation=\"silu\", bool interleaved=False, "
+      "float? limit=None, float alpha=1.0, float up_offset=0.0, int first_expert=0) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(deepinfer, CPU, m) { m.impl("fused_experts", TORCH_BOX(&fused_experts)); }
+STABLE_TORCH_LIBRARY_IMPL(deepinfer, CUDA, m) { m.impl("fused_experts", TORCH_BOX(&fused_experts)); }
+
+}  // namespace deepinfer
