@@ -135,8 +135,9 @@ std::vector<GemmConfig> samples() {
   plain.out = DType::bf16;
   plain.weight_dense_k = plain.x_dense_k = 1;
   plain.access = 8;
-  for (int64_t rows : {1, 32, 64, 128, 512, 4096})
-    for (int64_t columns : {576, 2112, 4096}) add(rows, columns, 7168, 0, plain);
+  for (int64_t rows : {1, 32, 64, 128, 512, 4096}) add(rows, 4096, 7168, 0, plain);
+  add(1, 576, 7168, 0, plain);
+  add(4096, 2112, 7168, 0, plain);
   GemmConfig gradient = plain;  // float32, added to
   gradient.out = DType::f32;
   gradient.weight_dense_k = gradient.x_dense_k = 0;
@@ -159,8 +160,9 @@ std::vector<GemmConfig> samples() {
   GemmConfig fp8 = plain;
   fp8.type = Operand::e4m3;
   for (int64_t rows : {1, 64, 128, 4096}) add(rows, 4096, 7168, 0, fp8);
-  fp8.column_scales = 1;
   fp8.groups = RowGroups::ends;
+  add(4096, 4096, 7168, 8, fp8);
+  fp8.column_scales = 1;
   add(4096, 4096, 7168, 8, fp8);
   return configs;
 }
