@@ -84,7 +84,8 @@ DEVICE void gated_quant(const GatedQuantArgs& args) {
   __shared__ float scratch[32];
   const GatedArgs& gated = args.gated;
   const QuantizedRows& out = args.quantized;
-  const GroupPlace<c.lanes, c.groups, c.rows, Index> at(gated.gate_rows.count, gated.size, out.group, out.scales.across, n, blockIdx.x);
+  const GroupPlace<c.lanes, c.groups, c.rows, Index> at(gated.gate_rows.count, gated.size, out.group,
+                                                        out.scales.across, n, blockIdx.x);
   Pieces pieces(gated, row_offset<c.strided>(gated.gate_rows, at.row) + (c.interleaved ? 2 : 1) * at.begin,
                 row_offset<c.strided>(gated.up_rows, at.row) + at.begin, at.size);
   wait_for_previous_kernel();
@@ -124,7 +125,8 @@ DEVICE void gated_quant(const GatedQuantArgs& args) {
     store_codes<c.code, Pieces::access, n>(codes, at.first + k * step, at.size, scaled_codes<c.code>(y[k], scale));
   if constexpr (c.longer)
     for (Index i = at.first + c.vectors * step; i < at.size; i += step)
-      store_codes<c.code, Pieces::access, n>(codes, i, at.size, scaled_codes<c.code>(pieces.product(pieces.load(i)), scale));
+      store_codes<c.code, Pieces::access, n>(codes, i, at.size,
+                                             scaled_codes<c.code>(pieces.product(pieces.load(i)), scale));
 }
 
 }  // namespace deepinfer

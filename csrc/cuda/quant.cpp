@@ -34,8 +34,8 @@ jit::KernelSource describe_rows(const QuantizeRowsConfig& c) {
   return source;
 }
 
-// A thread has 16 elements of a group; of a short one 8, of several groups. Codes of four bits take more registers: they
-// stay with one group.
+// A thread has 16 elements of a group; of a short one 8, of several groups. Codes of four bits take more registers:
+// they stay with one group.
 void plan_groups(QuantizeRowsConfig& c, int64_t group, int64_t across) {
   const int n = 16 / size_of(c.x);
   const bool four_bits = c.code == Code::e2m1;

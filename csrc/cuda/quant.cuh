@@ -1,9 +1,9 @@
 // Quantisation and its inverse. All of it is bound by memory: the values once, the codes once.
 //
 // quantize_rows: some threads hold a group in registers, find its largest magnitude by shuffles, and write its codes;
-// groups longer than a warp can hold have a CUDA block. quantize_blocks: the same for tiles of several rows, each of one
-// block, of narrow blocks beside each other, or of columns with a scale each; threads exchange their largest magnitudes
-// by shuffles and through shared memory. The other kernels know the scales before.
+// groups longer than a warp can hold have a CUDA block. quantize_blocks: the same for tiles of several rows, each of
+// one block, of narrow blocks beside each other, or of columns with a scale each; threads exchange their largest
+// magnitudes by shuffles and through shared memory. The other kernels know the scales before.
 #pragma once
 
 #include "device.cuh"
@@ -172,8 +172,8 @@ DEVICE void quantize_blocks(const QuantizeArgs& args) {
   auto store = [&](int64_t piece, const Codes<c.code, n>& v) {
     const int64_t row = piece / c.lanes;
     if (row < t.rows)
-      store_codes<c.code, c.access, n>(codes + row * code_bytes<c.code>(b.columns), t.column + piece % c.lanes * n, t.end,
-                                       v);
+      store_codes<c.code, c.access, n>(codes + row * code_bytes<c.code>(b.columns), t.column + piece % c.lanes * n,
+                                       t.end, v);
   };
   const int64_t pieces = t.rows * c.lanes;
 
@@ -195,7 +195,8 @@ DEVICE void quantize_blocks(const QuantizeArgs& args) {
 #pragma unroll
     for (int k = 0; k < c.vectors; ++k) write(held[k], thread + k * c.threads);
     if constexpr (c.longer)
-      for (int64_t piece = thread + c.vectors * c.threads; piece < pieces; piece += c.threads) write(load(piece), piece);
+      for (int64_t piece = thread + c.vectors * c.threads; piece < pieces; piece += c.threads)
+        write(load(piece), piece);
   } else {
     float amax = 0.f;
 #pragma unroll
@@ -213,7 +214,8 @@ DEVICE void quantize_blocks(const QuantizeArgs& args) {
 #pragma unroll
     for (int k = 0; k < c.vectors; ++k) write(held[k], thread + k * c.threads);
     if constexpr (c.longer)
-      for (int64_t piece = thread + c.vectors * c.threads; piece < pieces; piece += c.threads) write(load(piece), piece);
+      for (int64_t piece = thread + c.vectors * c.threads; piece < pieces; piece += c.threads)
+        write(load(piece), piece);
   }
 }
 

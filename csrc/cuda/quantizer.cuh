@@ -1,7 +1,8 @@
 // From values to codes and scales, for every kernel that quantises: the largest magnitude of a group, its scale, the
 // conversions and the places of codes and scales. Bit for bit what csrc/cpu/quantizer.h computes.
 //
-// A kernel that makes rows calls quantize_group with the values that neighbouring threads hold of a group.
+// A kernel whose threads hold a group calls largest_magnitude, max_over, scale_of, store_scale, scaled_codes and
+// store_codes, in this order.
 #pragma once
 
 #include "../ops/quant.h"
@@ -25,8 +26,8 @@ DEVICE float largest_magnitude(const float (&x)[n]) {
   return largest;
 }
 
-// The same, before the conversion to float: of the 16-bit types two elements at a time, as integers, whose order is that
-// of the magnitudes with infinity and then NaN at the top.
+// The same, before the conversion to float: of the 16-bit types two elements at a time, as integers, whose order is
+// that of the magnitudes with infinity and then NaN at the top.
 DEVICE uint32_t max_of_halves(uint32_t a, uint32_t b) {
   uint32_t y;
 #if __CUDA_ARCH__ >= 900
@@ -179,7 +180,8 @@ DEVICE int64_t scale_offset(const Scales& scales, int64_t column) {
   return type == ScaleType::packed ? column / 4 * scales.column * 4 + column % 4 : column * scales.column;
 }
 
-// `at` is band_offset. Each exponent of a word is stored by the thread that has it: a word may belong to several blocks.
+// `at` is band_offset. Each exponent of a word is stored by the thread that has it: a word may belong to several
+// blocks.
 template <ScaleType type>
 DEVICE void store_scale(const Scales& scales, int64_t at, int64_t column, float stored) {
   const int64_t i = at + scale_offset<type>(scales, column);
@@ -226,8 +228,8 @@ DEVICE uint32_t to_e4m3(float x) {
   return x != x ? 0x7f : ((a < 0x1p-6f ? subnormal : normal) & 0x7f) | ((__float_as_uint(x) >> 24) & 0x80);
 }
 
-// The low 23 bits are the code. Between 2^e and 2^(e+1), and below 2 for e = 0, values are multiples of 2^(e-1): so are the
-// floats from 2^(22+e), and the addition rounds. What it adds has 2e, the code less its multiple, in its last bits.
+// The low 23 bits are the code. Between 2^e and 2^(e+1), and below 2 for e = 0, values are multiples of 2^(e-1): so are
+// the floats from 2^(22+e), and the addition rounds. What it adds has 2e, the code less its multiple, in its last bits.
 // |x| exceeds 6 by a rounding at most.
 DEVICE uint32_t to_e2m1(float x) {
   const uint32_t bits = __float_as_uint(fmaxf(fabsf(x), 1.f)), exponent = bits >> 23;
@@ -242,7 +244,7 @@ DEVICE uint32_t to_int8(float x) { return __float_as_uint(x + 12582912.f) & 0xff
 template <Code code>
 DEVICE uint32_t to_word(float a, float b, float c, float d) {
   if constexpr (code == Code::int8)
-    return __byte_perm(__byte_perm(to_int8(a), to_int8(b), 0x0040), __byte_perm(to_int8(c), to_int8(d), 0x0040), 0x5410);
+    return to_int8(a) | to_int8(b) << 8 | to_int8(c) << 16 | to_int8(d) << 24;
 #if __CUDA_ARCH__ >= 890
   uint32_t word;
   asm("{\n.reg .b16 low, high;\n"
@@ -321,7 +323,8 @@ DEVICE void from_codes(const Codes<code, n>& codes, float (&x)[n]) {
 #pragma unroll
       for (int j = i; j < i + 2; ++j) {
         const uint32_t code_bits = codes.at[j], magnitude = code_bits & 0x7f;
-        const float value = magnitude == 0x7f ? __uint_as_float(0x7fffffff) : __uint_as_float(magnitude << 20) * 0x1p120f;
+        const float finite = __uint_as_float(magnitude << 20) * 0x1p120f;
+        const float value = magnitude == 0x7f ? __uint_as_float(0x7fffffff) : finite;
         x[j] = __uint_as_float(__float_as_uint(value) | (code_bits & 0x80) << 24);
       }
 #endif
@@ -334,7 +337,8 @@ DEVICE void from_codes(const Codes<code, n>& codes, float (&x)[n]) {
 // n codes of elements [first, first + n) to a row of `size` elements; `access` elements may be moved at once.
 template <Code code, int access, int n>
 DEVICE void store_codes(uint8_t* row, int64_t first, int64_t size, const Codes<code, n>& codes) {
-  store_vector<code_bytes<code>(access), code_bytes<code>(n)>(row, code_bytes<code>(first), code_bytes<code>(size), codes);
+  store_vector<code_bytes<code>(access), code_bytes<code>(n)>(row, code_bytes<code>(first), code_bytes<code>(size),
+                                                              codes);
 }
 
 // The codes of values of a group with this scale.
@@ -362,18 +366,19 @@ template <bool longer> struct IndexType { using type = int; };
 template <> struct IndexType<true> { using type = int64_t; };
 template <bool longer> using IndexOf = typename IndexType<longer>::type;
 
-// A kernel over groups inside rows: a group has `lanes` threads, a CUDA block takes `groups` neighbours of each of `rows`
-// rows; blockIdx.z and .y count the blocks of rows. Offsets inside a group are of type Index.
+// A kernel over groups inside rows: a group has `lanes` threads, a CUDA block takes `groups` neighbours of each of
+// `rows` rows; blockIdx.z and .y count the blocks of rows. Offsets inside a group are of type Index.
 template <int lanes, int groups, int rows, typename Index>
 struct GroupPlace {
   int64_t row, index, begin;  // of the group in its row, and its first element
   Index first, size;          // of the group's elements the first one of this thread, and how many there are
   bool active;                // threads without a group take part in the shuffles
 
+  GroupPlace() = default;
   // `width` elements of a thread lie beside each other. What is the same for a block is written so that the compiler
   // sees it.
-  GroupPlace() = default;
-  DEVICE GroupPlace(int64_t row_count, int64_t row_size, int64_t group_size, int64_t across, int width, uint32_t run_index) {
+  DEVICE GroupPlace(int64_t row_count, int64_t row_size, int64_t group_size, int64_t across, int width,
+                    uint32_t run_index) {
     const int place = threadIdx.x / lanes, in_run = rows == 1 ? place : place % groups;
     const int64_t first_row = (int64_t(blockIdx.z) * gridDim.y + blockIdx.y) * rows, run = int64_t(run_index) * groups;
     row = first_row + (rows == 1 ? 0 : place / groups);
@@ -385,35 +390,5 @@ struct GroupPlace {
     size = active ? Index(left < group_size ? left : group_size) : 0;
   }
 };
-
-// Quantises a group of which `lanes` neighbouring threads (a power of two up to 32, or all of the block, which then needs
-// `scratch` of 32 floats) hold `vectors` pieces of n values each. Piece k of this thread is at element
-// first + k * lanes * n of row `row`, of `size` elements; what lies past the end must be zero. `index` is that of the
-// group in its row. All lanes have to call; those that are not `active` write nothing.
-template <Code code, ScaleType type, int lanes, int access, int vectors, int n, typename T>
-DEVICE void quantize_group(const Vec<T, n> (&x)[vectors], const QuantizedRows& out, int64_t row, int64_t index,
-                           int64_t first, int64_t size, bool active, float* scratch = nullptr) {
-  float amax = 0.f;
-#pragma unroll
-  for (int k = 0; k < vectors; ++k) amax = max_or_nan(amax, largest_magnitude(x[k]));
-  const GroupScale scale = scale_of<code, type>(max_over<lanes>(amax, scratch));
-  if (!active) return;
-  if (threadIdx.x % lanes == 0)
-    store_scale<type>(out.scales, band_offset<type>(out.scales, row), index, scale.stored);
-  uint8_t* codes = static_cast<uint8_t*>(out.codes) + row * code_bytes<code>(size);
-#pragma unroll
-  for (int k = 0; k < vectors; ++k)
-    store_codes<code, access, n>(codes, first + k * lanes * n, size, scaled_codes<code>(x[k], scale));
-}
-template <Code code, ScaleType type, int lanes, int access, int vectors, int n>
-DEVICE void quantize_group(const float (&x)[vectors][n], const QuantizedRows& out, int64_t row, int64_t index,
-                           int64_t first, int64_t size, bool active, float* scratch = nullptr) {
-  Vec<float, n> values[vectors];
-#pragma unroll
-  for (int k = 0; k < vectors; ++k)
-#pragma unroll
-    for (int i = 0; i < n; ++i) values[k].at[i] = x[k][i];
-  quantize_group<code, type, lanes, access, vectors, n, float>(values, out, row, index, first, size, active, scratch);
-}
 
 }  // namespace deepinfer

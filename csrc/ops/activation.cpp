@@ -1,4 +1,5 @@
-// silu_and_mul, gelu_and_mul and silu_and_mul_quant: schemas, argument checks, outputs. Only the launch depends on the device.
+// silu_and_mul, gelu_and_mul and silu_and_mul_quant: schemas, argument checks, outputs. Only the launch depends on the
+// device.
 
 #include "activation.h"
 

@@ -168,7 +168,7 @@ std::tuple<Tensor, Tensor> moe_permute_scaled(const Tensor& x, const Tensor& sca
   const int64_t rows = rows_to_slots.size(0), columns = scales.size(1);
   Scales layout{};
   const int64_t groups = format.scale == ScaleType::packed ? 4 * columns : columns;
-  Tensor out_scales = new_scales(x, {rows, columns}, rows, groups, format, layout);
+  Tensor out_scales = new_scales(op, x, {rows, columns}, rows, groups, format, layout);
   const Tensor map = torch::stable::contiguous(rows_to_slots);
   MoePermuteScalesArgs args{};
   args.scales = scales.const_data_ptr();

@@ -56,8 +56,9 @@ Blocks blocks_of(const char* op, const Tensor& t, const Cut& cut) {
   b.block_columns = cut.block_columns;
   b.down = row_by_row ? 1 : cut.down;
   b.across = cut.across;
+  const int64_t wide_enough = 1024 / std::max<int64_t>(b.block_columns, 1);
   b.strip = b.block_columns == 1 ? int64_t(Blocks::kColumnStrip)
-                                 : std::clamp<int64_t>(1024 / std::max<int64_t>(b.block_columns, 1), 1, Blocks::kMaxStrip);
+                                 : std::clamp<int64_t>(wide_enough, 1, Blocks::kMaxStrip);
   b.strips = blocks_in(b.across, b.strip);
   return b;
 }
@@ -86,7 +87,7 @@ std::tuple<Tensor, Tensor> quantize(const char* op, const Tensor& x, const Cut& 
   const Tensor dense = with_dense_rows(x);
   QuantizeArgs args = quantize_args(op, dense, cut, format.code);
   Tensor codes = new_codes(x, cut.sizes, format);
-  Tensor scales = new_scales(x, cut.sizes, cut.down, cut.across, format, args.scales);
+  Tensor scales = new_scales(op, x, cut.sizes, cut.down, cut.across, format, args.scales);
   args.codes = codes.mutable_data_ptr();
   launch(args, x);
   return {codes, scales};
@@ -156,7 +157,7 @@ Tensor quantization_scales(const Tensor& x, std::vector<int64_t> block_size, std
   check_pairs(op, format.code, "block_size[1]", block_size[1], cut.columns, true);
   const Tensor dense = with_dense_rows(x);
   QuantizeArgs args = quantize_args(op, dense, cut, format.code);
-  Tensor scales = new_scales(x, cut.sizes, cut.down, cut.across, format, args.scales);
+  Tensor scales = new_scales(op, x, cut.sizes, cut.down, cut.across, format, args.scales);
   launch(args, x);
   return scales;
 }

@@ -31,8 +31,8 @@ struct QuantizedRows {
   Code code;
 };
 
-// A batch of matrices cut into blocks that share one scale. Blocks at the lower and right edges may be smaller. One side
-// of a kernel is strided with dense columns, the other side is dense. For token groups each row counts as a matrix.
+// A batch of matrices cut into blocks that share one scale. Blocks at the lower and right edges may be smaller. One
+// side of a kernel is strided with dense columns, the other side is dense. For token groups each row is a matrix.
 struct Blocks {
   static constexpr int kMaxStrip = 32, kColumnStrip = 256;  // the latter for blocks of one column
   Rows matrices;  // of the strided side, in elements; in bytes for codes

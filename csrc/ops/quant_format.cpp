@@ -16,8 +16,8 @@ Tensor new_strided(const Tensor& like, const std::vector<int64_t>& sizes, const 
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
   const auto shim_dtype = torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
   AtenTensorHandle handle = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(int64_t(sizes.size()), sizes.data(), strides.data(), shim_dtype,
-                                                         device_type, like.get_device_index(), &handle));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(int64_t(sizes.size()), sizes.data(), strides.data(),
+                                                         shim_dtype, device_type, like.get_device_index(), &handle));
   return Tensor(handle);
 }
 
@@ -69,14 +69,14 @@ std::vector<int64_t> scale_sizes(std::vector<int64_t> sizes, int64_t down, int64
   return sizes;
 }
 
-Tensor new_scales(const Tensor& like, const std::vector<int64_t>& sizes, int64_t down, int64_t across,
+Tensor new_scales(const char* op, const Tensor& like, const std::vector<int64_t>& sizes, int64_t down, int64_t across,
                   const QuantFormat& format, Scales& scales) {
   const std::vector<int64_t> shape = scale_sizes(sizes, down, across, format.scale);
   const int64_t columns = shape.back();
   int64_t matrices = 1;
   for (size_t d = 0; d + 2 < shape.size(); ++d) matrices *= shape[d];
-  DI_CHECK(matrices * down < kMostScales && columns < kMostScales, "scales of ", matrices * down, " x ", columns,
-           " blocks are too many");
+  DI_CHECK(matrices * down < kMostScales && columns < kMostScales, op, ": ", matrices * down, " x ", columns,
+           " scales are more than their strides can hold");
   scales = {.data = nullptr, .rows = down, .matrix = down * columns, .row = uint32_t(columns), .column = 1,
             .across = across, .type = format.scale};
   Tensor tensor = [&] {
@@ -118,7 +118,7 @@ QuantizedResult new_quantized_rows(const char* op, const Tensor& like, const std
   rows.group = block_extent(group_size, columns);
   const int64_t down = sizes.size() > 1 ? sizes[sizes.size() - 2] : 1;
   Tensor codes = new_codes(like, sizes, format);
-  Tensor scales = new_scales(like, sizes, down, blocks_in(columns, rows.group), format, rows.scales);
+  Tensor scales = new_scales(op, like, sizes, down, blocks_in(columns, rows.group), format, rows.scales);
   rows.codes = codes.mutable_data_ptr();
   return {codes, scales, rows};
 }

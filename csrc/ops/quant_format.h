@@ -33,15 +33,16 @@ void check_pairs(const char* op, Code code, const char* block, int64_t block_col
 // A fresh tensor of codes for elements of shape `sizes`.
 Tensor new_codes(const Tensor& like, std::vector<int64_t> sizes, const QuantFormat& format);
 
-// The shape of the scales of a tensor of shape `sizes`, cut into `down` x `across` blocks a matrix. A vector is a matrix
-// of one row.
+// The shape of the scales of a tensor of shape `sizes`, cut into `down` x `across` blocks a matrix. A vector is a
+// matrix of one row.
 std::vector<int64_t> scale_sizes(std::vector<int64_t> sizes, int64_t down, int64_t across, ScaleType type);
 
 // A fresh tensor of that shape, and in `scales` where they lie.
-Tensor new_scales(const Tensor& like, const std::vector<int64_t>& sizes, int64_t down, int64_t across,
+Tensor new_scales(const char* op, const Tensor& like, const std::vector<int64_t>& sizes, int64_t down, int64_t across,
                   const QuantFormat& format, Scales& scales);
 
-// For an op that quantises its own rows of shape `sizes` in groups of `group_size` (-1: whole rows): checks and allocates.
+// For an op that quantises its own rows of shape `sizes` in groups of `group_size` (-1: whole rows): checks and
+// allocates.
 struct QuantizedResult {
   Tensor codes, scales;
   QuantizedRows rows;
