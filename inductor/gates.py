@@ -32,6 +32,7 @@ GATES: Mapping[tuple[str, str], Gate] = {
     ("qk_norm_rope", "cpu"): Gate(False, reason="no gain measured over Inductor's two kernels"),
     ("silu_and_mul", "cpu"): Gate(False, reason=ONE_KERNEL),
     ("gelu_and_mul", "cpu"): Gate(False, reason=ONE_KERNEL),
+    ("topk", "cpu"): Gate(True, gain="2x to 8x, alone"),
     ("moe_router", "cuda"): Gate(True, gain="4x to 39x, alone"),
     ("add_rms_norm", "cuda"): Gate(False, reason=ONE_KERNEL),
     ("rms_norm", "cuda"): Gate(False, reason=ONE_KERNEL),
