@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "../cpu/pages.h"
 #include "../cpu/parallel.h"
 #include "../cpu/quant.h"
 #include "../cuda/quant.h"
@@ -64,14 +65,15 @@ Blocks blocks_of(const char* op, const Tensor& t, const Cut& cut) {
 }
 
 template <typename Args>
-void launch_on_cpu(void (*kernel)(const Args&, int64_t, int64_t), const Args& args) {
+void launch_on_cpu(void (*kernel)(const Args&, int64_t, int64_t), const Args& args, Tensor& out) {
   const Blocks& b = args.blocks;
+  cpu::prefer_huge_pages(out.mutable_data_ptr(), out.numel() * int64_t(out.element_size()));
   cpu::parallel(kernel, args, b.matrices.count * b.down * b.strips, b.strip * b.block_rows * b.block_columns * 4);
 }
 
-void launch(const QuantizeArgs& args, const Tensor& x) {
+void launch(const QuantizeArgs& args, const Tensor& x, Tensor& out) {
   if (x.is_cuda()) return cuda::quantize(args, x.get_device_index());
-  launch_on_cpu(cpu::quantize, args);
+  launch_on_cpu(cpu::quantize, args, out);
 }
 
 QuantizeArgs quantize_args(const char* op, const Tensor& x, const Cut& cut, Code code) {
@@ -89,7 +91,7 @@ std::tuple<Tensor, Tensor> quantize(const char* op, const Tensor& x, const Cut& 
   Tensor codes = new_codes(x, cut.sizes, format);
   Tensor scales = new_scales(op, x, cut.sizes, cut.down, cut.across, format, args.scales);
   args.codes = codes.mutable_data_ptr();
-  launch(args, x);
+  launch(args, x, codes);
   return {codes, scales};
 }
 
@@ -158,7 +160,7 @@ Tensor quantization_scales(const Tensor& x, std::vector<int64_t> block_size, std
   const Tensor dense = with_dense_rows(x);
   QuantizeArgs args = quantize_args(op, dense, cut, format.code);
   Tensor scales = new_scales(op, x, cut.sizes, cut.down, cut.across, format, args.scales);
-  launch(args, x);
+  launch(args, x, scales);
   return scales;
 }
 
@@ -208,7 +210,7 @@ Tensor quantize_with_scales(const Tensor& x, const Tensor& scales, std::vector<i
   args.given = true;
   Tensor codes = new_codes(x, cut.sizes, format);
   args.codes = codes.mutable_data_ptr();
-  launch(args, x);
+  launch(args, x, codes);
   return codes;
 }
 
@@ -235,7 +237,7 @@ Tensor dequantize(const Tensor& q, const Tensor& scales, std::vector<int64_t> bl
   if (q.is_cuda()) {
     cuda::dequantize(args, q.get_device_index());
   } else {
-    launch_on_cpu(cpu::dequantize, args);
+    launch_on_cpu(cpu::dequantize, args, out);
   }
   return out;
 }
