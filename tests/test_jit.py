@@ -64,7 +64,7 @@ def test_every_kernel_compiles(real, arch):
 
     for kernel, result in zip(kernels, in_child(compile_all, real), strict=True):
         assert result.origin == "compiled"
-        assert "warning" not in result.log, result.log
+        assert "warning" not in result.log and "serialized" not in result.log, f"{kernel.source}\n{result.log}"
         assert re.search(r"\b0 bytes spill stores, 0 bytes spill loads", result.log), f"{kernel.source}\n{result.log}"
 
 
