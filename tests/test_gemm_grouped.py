@@ -124,13 +124,14 @@ def test_nan_and_inf_stay_in_their_row(device, dtype):
     assert_bit_equal(out[rest], clean[rest])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(0, 8, 5, 3), (4, 0, 5, 3), (4, 8, 0, 3), (4, 8, 5, 0)])
-def test_grouped_mm_empty(device, shape):
+def test_grouped_mm_empty(device, dtype, shape):
     p, k, n, e = shape
-    x, weight = torch.randn(p, k, device=device), torch.randn(e, k, n, device=device)
-    bias = torch.randn(e, n, device=device)
+    x, weight = torch.randn(p, k, device=device).to(dtype), torch.randn(e, k, n, device=device).to(dtype)
+    bias = torch.randn(e, n, device=device).to(dtype)
     offsets = torch.full((e,), p, dtype=torch.int32, device=device)
-    expected = torch.zeros(p, n)
+    expected = torch.zeros(p, n, dtype=dtype)
     assert_bit_equal(ops.grouped_mm(x, weight, offsets), expected)
     if k == 0:
         expected = bias[:1].expand(p, n)

@@ -295,7 +295,8 @@ GemmConfig plan(const MatmulArgs& args, int device) {
   c.groups = args.row_groups;
   c.bias = args.bias ? args.bias_step : BiasStep::none;
   c.addend = args.addend != nullptr;
-  if (c.type == Operand::f32 || args.depth == 0 || jit::device_facts(device).capability != 90) return portable(c);
+  const bool empty = args.depth == 0 || args.experts == 0;  // of which the copy engine takes no description
+  if (c.type == Operand::f32 || empty || jit::device_facts(device).capability != 90) return portable(c);
   c.weight_dense_k = is_dense(args.depth, args.depth_stride);
   c.x_dense_k = is_dense(args.depth, args.x_depth_stride);
   const int out_bytes = size_of(c.out);
