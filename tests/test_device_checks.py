@@ -1,4 +1,4 @@
-"""Indices out of range on a GPU: poisoned results by default (tested with each op), exceptions with DEEPINFER_CHECK=1."""
+"""Indices out of range on a GPU: poisoned by default (tested with each op), exceptions with DEEPINFER_CHECK=1."""
 
 import os
 import subprocess
