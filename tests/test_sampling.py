@@ -276,6 +276,34 @@ def test_budget_is_the_best_of_all():
         assert value(lengths.tolist()) == pytest.approx(best, rel=1e-5)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_penalties(device, dtype):
+    logits = torch.randn(3, 6).to(dtype)
+    logits[0, 3] = -math.inf
+    tokens = torch.tensor([[0, 0, 3, 5, 5, 5], [1, 2, -1, 2, 1, 6], [-1, -1, -1, -1, -1, -1]])
+    num_prompt = torch.tensor([2, 1, 0])
+    repetition, presence, frequency = torch.tensor([1.5, 0.5, 2.0]), torch.tensor([0.3, -0.2, 1.0]), torch.rand(3)
+    expected = logits.float().clone()
+    for row in range(3):
+        for token in range(6):
+            x = expected[row, token]
+            if token in tokens[row]:
+                x = x / repetition[row] if x > 0 else x * repetition[row]
+            count = (tokens[row, num_prompt[row] :] == token).sum()
+            if count > 0:
+                x = x - presence[row]
+            expected[row, token] = x - count * frequency[row]
+    arguments = {"repetition": repetition, "presence": presence, "frequency": frequency}
+    before = logits.clone()
+    given = on(device, {"logits": logits, "tokens": tokens, "num_prompt": num_prompt, **arguments})
+    torch.testing.assert_close(ops.penalize_logits(**given).cpu(), expected.to(dtype))
+    assert_bit_equal(given["logits"], before)
+    assert_bit_equal(ops.penalize_logits(given["logits"], given["tokens"]), before)
+    for change in ({"tokens": given["tokens"][:2]}, {"presence": presence.double().to(device)}, {"logits": tokens}):
+        with pytest.raises(ValueError, match="penalize_logits: "):
+            ops.penalize_logits(**given | change)
+
+
 @pytest.mark.parametrize("op", [torch.ops.deepinfer.sample, torch.ops.deepinfer.spec_verify], ids=str)
 def test_opcheck(device, op):
     args, kwargs = SAMPLES[str(op).removeprefix("deepinfer.")]()

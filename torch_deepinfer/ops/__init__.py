@@ -28,8 +28,9 @@ from torch_deepinfer.ops.quant import (
     quantize_with_scales,
 )
 from torch_deepinfer.ops.rope import qk_norm_rope, rotary_embedding, rotary_embedding_
+from torch_deepinfer.ops.sampling import penalize_logits as penalize_logits  # made of others
 from torch_deepinfer.ops.sampling import sample, spec_verify
-from torch_deepinfer.ops.sampling import spec_budget_select as spec_budget_select  # made of other operators
+from torch_deepinfer.ops.sampling import spec_budget_select as spec_budget_select  # made of others
 from torch_deepinfer.ops.topk import topk
 
 __all__ = [

@@ -146,6 +146,61 @@ def spec_budget_select(survival: torch.Tensor, verify_cost: torch.Tensor, draft_
     return torch.zeros(requests, dtype=torch.int32, device=survival.device).index_add(0, order % requests, chosen)
 
 
+def penalize_logits(
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    num_prompt: torch.Tensor | None = None,
+    *,
+    repetition: torch.Tensor | None = None,
+    presence: torch.Tensor | None = None,
+    frequency: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Logits with the usual penalties on tokens that a row already holds. Made of torch's own operators.
+
+    Args:
+        logits: ``[rows, V]``, float32, bfloat16 or float16. They are not changed.
+        tokens: ``[rows, L]`` int64: the prompt, then what was generated. Ids outside of [0, V) are padding.
+        num_prompt: ``[rows]`` int64: how many entries are the prompt, none by default.
+        repetition: ``[rows]`` float32: logits of all tokens are divided by it where positive, else multiplied
+            (Keskar et al., 2019, arXiv 1909.05858).
+        presence, frequency: ``[rows]`` float32: subtracted once, and once for each occurrence, from the logits of
+            generated tokens.
+
+    Returns:
+        ``[rows, V]`` of the dtype of ``logits``, computed in float32.
+
+    Raises:
+        ValueError: a wrong shape, dtype or device.
+    """
+    op = "penalize_logits"
+    check(logits.dim() == 2, f"{op}: logits must be 2-D, [rows, vocabulary], got shape {shape_of(logits)}")
+    check_float_dtype(op, "logits", logits.dtype)
+    rows, size = logits.shape
+    check(tokens.dim() == 2, f"{op}: tokens must be 2-D, [rows, length], got shape {shape_of(tokens)}")
+    _check_argument(op, "tokens", tokens, (rows, tokens.shape[1]), torch.int64, logits)
+    _check_argument(op, "num_prompt", num_prompt, (rows,), torch.int64, logits)
+    for name, penalty in (("repetition", repetition), ("presence", presence), ("frequency", frequency)):
+        _check_argument(op, name, penalty, (rows,), torch.float32, logits)
+
+    valid = (tokens >= 0) & (tokens < size)
+    place = torch.where(valid, tokens, size)  # one column more takes the padding
+    x = logits.float()
+    if repetition is not None:
+        seen = torch.zeros(rows, size + 1, dtype=torch.bool, device=x.device).scatter(1, place, True)[:, :size]
+        factor = repetition[:, None]
+        x = torch.where(seen, torch.where(x > 0, x / factor, x * factor), x)
+    if presence is not None or frequency is not None:
+        generated = valid.float()
+        if num_prompt is not None:
+            generated = generated * (torch.arange(tokens.shape[1], device=x.device) >= num_prompt[:, None])
+        counts = torch.zeros(rows, size + 1, device=x.device).scatter_add(1, place, generated)[:, :size]
+        if presence is not None:
+            x = x - (counts > 0) * presence[:, None]
+        if frequency is not None:
+            x = x - counts * frequency[:, None]
+    return x.to(logits.dtype)
+
+
 def _check_argument(op: str, name: str, t: torch.Tensor | None, shape, dtype: torch.dtype, like: torch.Tensor) -> None:
     if t is None:
         return

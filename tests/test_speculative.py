@@ -1,0 +1,53 @@
+"""The example of speculative decoding: the text of plain decoding, in fewer steps."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers", reason="the example needs it")
+pytest.importorskip("gguf", reason="the example needs it")
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+
+from speculative import Sampling, generate, propose  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.3}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads)).eval()
+
+
+def test_proposals():
+    assert propose([1, 2, 3, 9, 1, 2, 3], 2) == [9, 1]
+    assert propose([1, 2, 7, 5, 2, 8, 1, 2], 9) == [7, 5, 2, 8, 1, 2]
+    assert propose([1, 2, 3], 4) == []
+    assert propose([4], 4) == []
+
+
+def test_greedy_text_is_the_same(model):
+    prompt = [3, 5, 3, 5, 3]
+    plain = generate(model, prompt, 60, Sampling(), 0, None)
+    fast = generate(model, prompt, 60, Sampling(), 5, None)
+    assert fast.ids == plain.ids and len(plain.ids) == 65
+    assert plain.steps == 60 and fast.steps < 60
+    assert 0 < fast.accepted <= fast.drafted
+
+
+def test_sampled_text(model):
+    first = [generate(model, [3, 5, 3], 1, Sampling(1.0, seed=i), d, None).ids[3] for d in (0, 4) for i in range(400)]
+    plain, fast = (torch.tensor(ids).bincount(minlength=40).float() / 400 for ids in (first[:400], first[400:]))
+    with torch.no_grad():
+        exact = model(torch.tensor([[3, 5, 3]])).logits[0, -1].softmax(-1)
+    for observed in (plain, fast):
+        assert (observed - exact).abs().sum() < 0.35
+
+
+def test_stops_behind_the_end(model):
+    greedy = generate(model, [1, 2], 40, Sampling(), 4, None).ids
+    end = greedy[12]
+    stopped = generate(model, [1, 2], 40, Sampling(), 4, end).ids
+    assert stopped == greedy[: greedy.index(end, 2) + 1]
