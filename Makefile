@@ -30,7 +30,7 @@ $(VENV)/extras.done: $(VENV)/torch.done pyproject.toml
 
 .PHONY: install
 install: $(VENV)/extras.done
-	@echo "==> building the native library (about a minute the first time)"
+	@echo "==> building the native library (some minutes the first time)"
 	$(PIP) --no-build-isolation --no-deps -e .
 
 demo: install
