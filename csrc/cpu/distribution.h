@@ -67,6 +67,7 @@ struct Distribution {
   U64 kept_weights(F32 x, int64_t index, int64_t size) const {
     typedef int64_t I64 __attribute__((vector_size(128)));
     const I32 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    if (last == 0 && index + kLanes <= size) return weights(x);
     if (!lanes_above(x, value_of(key_of(last) - 1))) return U64{};
     const U32 keys = keys_of(x);
     const I32 at = lane + int32_t(index);
