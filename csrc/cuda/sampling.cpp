@@ -11,7 +11,7 @@ namespace {
 constexpr int kAcceptThreads = 128;
 
 jit::KernelSource source_of(const char* name, const char* args, const SamplingConfig& c) {
-  constexpr int kBinBytes = 2048 * 4;
+  constexpr int kBinBytes = 2048 * 4 + 8;  // the sums of a longest row's chunks need one more if it is not aligned
   jit::KernelSource source;
   source.name = name;
   source.header = "cuda/sampling.cuh";
