@@ -6,6 +6,7 @@ import pytest
 import torch
 from checking import assert_bit_equal, layouts, opcheck
 from samples import SAMPLES
+from torch._subclasses import FakeTensorMode
 
 from torch_deepinfer import ops
 from torch_deepinfer.reference import topk as reference
@@ -213,3 +214,8 @@ def test_errors(change, message):
     on_meta = {n: a.to("meta") if isinstance(a, torch.Tensor) else a for n, a in arguments.items()}
     with pytest.raises(ValueError, match=f"topk: {message}"):
         ops.topk(**on_meta)
+
+
+def test_too_many_sorted_results_for_a_gpu():
+    with FakeTensorMode(), pytest.raises(ValueError, match=r"k must not exceed 2\^30 for sorted results on a GPU"):
+        ops.topk(torch.empty(1, 2**31 - 1, device="cuda"), 2**30 + 1, sorted=True)

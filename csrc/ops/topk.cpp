@@ -82,6 +82,8 @@ std::tuple<Tensor, Tensor> topk(const Tensor& x, int64_t k, const std::optional<
   DI_CHECK(args.row_size <= kMost, op, ": rows must have fewer than 2^31 elements, got ", args.row_size);
   DI_CHECK(k >= 0 && k <= kMost, op, ": k must lie in [0, 2^31), got ", k);
   DI_CHECK(!(sorted && sorted_index), op, ": sorted and sorted_index exclude each other");
+  DI_CHECK(!(sorted && x.is_cuda() && k > (int64_t(1) << 30)), op,
+           ": k must not exceed 2^30 for sorted results on a GPU, got ", k);
   const ScalarType to_index = index_dtype.value_or(ScalarType::Int);
   DI_CHECK(to_index == ScalarType::Int || to_index == ScalarType::Long, op,
            ": index_dtype must be int32 or int64, got ", name_of(to_index));

@@ -49,7 +49,7 @@ def topk(
         the very bits of the elements.
 
     Raises:
-        ValueError: a wrong shape, dtype, device or k; both orders asked for.
+        ValueError: a wrong shape, dtype, device or k; both orders asked for; more than 2^30 sorted results on a GPU.
     """
     return torch.ops.deepinfer.topk.default(
         x,
@@ -100,6 +100,10 @@ def _topk_meta(
     check(size < 2**31, f"topk: rows must have fewer than 2^31 elements, got {size}")
     check(0 <= k < 2**31, f"topk: k must lie in [0, 2^31), got {k}")
     check(not (sorted and sorted_index), "topk: sorted and sorted_index exclude each other")
+    check(
+        not (sorted and x.device.type == "cuda" and k > 2**30),
+        f"topk: k must not exceed 2^30 for sorted results on a GPU, got {k}",
+    )
     dtype = torch.int32 if index_dtype is None else index_dtype
     check(dtype in INDEX_DTYPES, f"topk: index_dtype must be int32 or int64, got {name_of(dtype)}")
     _check_row_argument("lengths", lengths, x)
