@@ -293,24 +293,37 @@ DEVICE int64_t row_offset(const Rows& rows, int64_t row) {
 
 // ---- sums over threads ----
 
-// The sum over groups of `lanes` neighbouring threads, in every one of them: a power of two up to 32, or all threads of
-// the block, a multiple of 32. The order of the additions depends on `lanes` only. The block form may be used once a
-// kernel for each `scratch`.
-template <int lanes>
-DEVICE float sum_over(float x, float* scratch) {
-  constexpr int width = lanes < 32 ? lanes : 32;
+struct Addition {
+  static DEVICE float of(float a, float b) { return a + b; }
+};
+
+// Combines 32 or fewer neighbouring threads, in every one of them.
+template <typename Op, int width>
+DEVICE float over_warp(float x) {
 #pragma unroll
-  for (int step = width / 2; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffff, x, step, 32);
+  for (int step = width / 2; step > 0; step /= 2) x = Op::of(x, __shfl_xor_sync(0xffffffff, x, step, 32));
+  return x;
+}
+
+// Over groups of `lanes` neighbouring threads, in every one of them: a power of two up to 32, or all threads of the
+// block, a multiple of 32. The order depends on `lanes` only; 0 must not change the result. The block form may be used
+// once a kernel for each `scratch`.
+template <typename Op, int lanes>
+DEVICE float over_lanes(float x, float* scratch) {
+  x = over_warp<Op, (lanes < 32 ? lanes : 32)>(x);
   if constexpr (lanes > 32) {
     constexpr int warps = lanes / 32;
     static_assert(lanes % 32 == 0 && warps <= 32);
     if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
     __syncthreads();
-    x = threadIdx.x % 32 < warps ? scratch[threadIdx.x % 32] : 0.f;
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffff, x, step, 32);
+    x = over_warp<Op, 32>(threadIdx.x % 32 < warps ? scratch[threadIdx.x % 32] : 0.f);
   }
   return x;
+}
+
+template <int lanes>
+DEVICE float sum_over(float x, float* scratch) {
+  return over_lanes<Addition, lanes>(x, scratch);
 }
 
 // ---- between kernels (programmatic dependent launch) ----

@@ -303,7 +303,7 @@ GemmConfig plan(const MatmulArgs& args, int device) {
   Access access(args.columns, 16 / out_bytes);
   access.limit(args.out, out_bytes);
   access.limit(args.addend, out_bytes);
-  access.limit(reinterpret_cast<const void*>((args.out_stride | args.addend_stride) * out_bytes), out_bytes);
+  access.limit_stride(args.out_stride | args.addend_stride, out_bytes);
   c.access = access.elements() * out_bytes == 16 ? access.elements() : 1;
   GemmTiling tiling = forced;
   if (tiling.tile_n) {

@@ -113,7 +113,7 @@ QuantizeBlocksConfig plan_blocks(const QuantizeArgs& args) {
   c.scale = args.scales.type;
   Access access(b.columns, 16 / size_of(c.x));
   access.limit(args.x, b.matrices, size_of(c.x));
-  if (b.rows > 1) access.limit(reinterpret_cast<const void*>(b.row_stride * size_of(c.x)), size_of(c.x));
+  if (b.rows > 1) access.limit_stride(b.row_stride, size_of(c.x));
   if (b.across > 1 && b.block_columns > 1) access.divide(b.block_columns);  // a column's neighbours are beside it
   c.access = access.elements();
   plan_blocks(c, b.block_rows, b.block_columns, b.across);
@@ -179,7 +179,7 @@ ScalingConfig plan_scaling(const Blocks& b, DType dtype, Code code, ScaleType sc
                            int element_size) {
   Access access(b.columns, 16 / size_of(dtype));
   access.limit(strided, b.matrices, element_size);
-  if (b.rows > 1) access.limit(reinterpret_cast<const void*>(b.row_stride * element_size), element_size);
+  if (b.rows > 1) access.limit_stride(b.row_stride, element_size);
   return plan_scaling(dtype, code, scale, b.block_rows, b.block_columns, b.columns, access.elements());
 }
 

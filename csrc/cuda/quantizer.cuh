@@ -86,22 +86,14 @@ struct ColumnMagnitudes<T, n> {
   }
 };
 
-// Over groups of `lanes` neighbouring threads, in every one of them; the rules are those of sum_over.
+struct Greatest {
+  static DEVICE float of(float a, float b) { return max_or_nan(a, b); }
+};
+
+// Of magnitudes, which are not negative; the rules are those of over_lanes.
 template <int lanes>
 DEVICE float max_over(float x, float* scratch) {
-  constexpr int width = lanes < 32 ? lanes : 32;
-#pragma unroll
-  for (int step = width / 2; step > 0; step /= 2) x = max_or_nan(x, __shfl_xor_sync(0xffffffff, x, step, 32));
-  if constexpr (lanes > 32) {
-    constexpr int warps = lanes / 32;
-    static_assert(lanes % 32 == 0 && warps <= 32);
-    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
-    __syncthreads();
-    x = threadIdx.x % 32 < warps ? scratch[threadIdx.x % 32] : 0.f;
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) x = max_or_nan(x, __shfl_xor_sync(0xffffffff, x, step, 32));
-  }
-  return x;
+  return over_lanes<Greatest, lanes>(x, scratch);
 }
 
 // ---- scales ----

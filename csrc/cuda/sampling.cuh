@@ -8,22 +8,11 @@
 namespace deepinfer {
 
 template <SamplingConfig c>
-DEVICE Lists lists_in(uint64_t* shared) {
-  Lists lists;
-  lists.keys = reinterpret_cast<uint32_t*>(shared);
-  lists.indices = reinterpret_cast<int32_t*>(lists.keys + c.capacity);
-  lists.kept_keys = lists.keys + 2 * c.capacity;
-  lists.kept_indices = reinterpret_cast<int32_t*>(lists.kept_keys + c.most + c.slack);
-  lists.bins = lists.kept_keys + 2 * (c.most + c.slack);
-  return lists;
-}
-
-template <SamplingConfig c>
 DEVICE void sample(const SampleArgs& args) {
   using T = Element<c.x>;
   extern __shared__ uint64_t shared[];
   __shared__ SamplingShared state;
-  const Lists lists = lists_in<c>(shared);
+  const Lists lists = lists_in(shared, c);
   const int64_t row = blockIdx.x / c.cluster;
   const T* x = static_cast<const T*>(args.from.logits) + row_offset<c.strided>(args.from.rows, row);
   wait_for_previous_kernel();
@@ -74,7 +63,7 @@ DEVICE void spec_verify(const SpecVerifyArgs& args) {
   using T = Element<c.x>;
   extern __shared__ uint64_t shared[];
   __shared__ SamplingShared state;
-  const Lists lists = lists_in<c>(shared);
+  const Lists lists = lists_in(shared, c);
   const int64_t job = blockIdx.x / c.cluster, positions = args.drafted + 1;
   const int64_t row = job / positions, position = job % positions, size = args.target.size;
   const T* x = static_cast<const T*>(args.target.logits) + row_offset<c.strided>(args.target.rows, job);

@@ -48,6 +48,17 @@ struct Lists {
   uint32_t* bins;  // [kBins]
 };
 
+template <typename Config>
+DEVICE Lists lists_in(uint64_t* shared, const Config& c) {
+  Lists lists;
+  lists.keys = reinterpret_cast<uint32_t*>(shared);
+  lists.indices = reinterpret_cast<int32_t*>(lists.keys + c.capacity);
+  lists.kept_keys = lists.keys + 2 * c.capacity;
+  lists.kept_indices = reinterpret_cast<int32_t*>(lists.kept_keys + c.most + c.slack);
+  lists.bins = lists.kept_keys + 2 * (c.most + c.slack);
+  return lists;
+}
+
 struct SelectState {
   int count, kept;
   Digit found;

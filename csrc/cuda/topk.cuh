@@ -41,12 +41,7 @@ DEVICE void topk(const TopkArgs& args) {
   using T = Element<c.x>;
   extern __shared__ uint64_t shared[];
   __shared__ SelectState state;
-  Lists lists;
-  lists.keys = reinterpret_cast<uint32_t*>(shared);
-  lists.indices = reinterpret_cast<int32_t*>(lists.keys + c.capacity);
-  lists.kept_keys = lists.keys + 2 * c.capacity;
-  lists.kept_indices = reinterpret_cast<int32_t*>(lists.kept_keys + c.most + c.slack);
-  lists.bins = lists.kept_keys + 2 * (c.most + c.slack);
+  const Lists lists = lists_in(shared, c);
 
   const int64_t row = blockIdx.x / c.cluster;
   const int rank = int(blockIdx.x % c.cluster), k = int(args.k);

@@ -7,6 +7,7 @@
 #include "../cuda/activation.h"
 #include "../cuda/gemm.h"
 #include "../cuda/moe_dispatch.h"
+#include "expert_map.h"
 #include "gemm_common.h"
 #include "rows.h"
 
@@ -179,7 +180,6 @@ struct DeviceMap {
 };
 
 DeviceMap map_on_cuda(const ExpertLayer& layer, const Tensor& ids) {
-  const int device = layer.x.get_device_index();
   ExpertMapArgs args{};
   args.ids = ids.const_data_ptr();
   args.wide_ids = ids.scalar_type() == ScalarType::Long;
@@ -195,14 +195,7 @@ DeviceMap map_on_cuda(const ExpertLayer& layer, const Tensor& ids) {
   args.slots_to_rows = static_cast<int32_t*>(map.slots_to_rows.mutable_data_ptr());
   args.offsets = static_cast<int32_t*>(map.ends.mutable_data_ptr());
   args.counts = args.offsets + experts + 1;
-  const cuda::ExpertMapPlan plan = cuda::plan_expert_map(args.slots, experts, device);
-  args.chunks = plan.chunks;
-  std::optional<Tensor> cursors;
-  if (plan.counted) {
-    cursors = new_tensor(ids, {args.chunks, experts}, ScalarType::Int);
-    args.cursors = static_cast<int32_t*>(cursors->mutable_data_ptr());
-  }
-  cuda::expert_map(args, device);
+  expert_map_on_cuda(args, ids);
   return map;
 }
 

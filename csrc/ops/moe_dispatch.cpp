@@ -8,11 +8,24 @@
 #include "../cpu/pages.h"
 #include "../cpu/parallel.h"
 #include "../cuda/moe_dispatch.h"
+#include "expert_map.h"
 #include "indices.h"
 #include "quant_format.h"
 #include "rows.h"
 
 namespace deepinfer {
+
+void expert_map_on_cuda(ExpertMapArgs& args, const Tensor& ids) {
+  const int device = ids.get_device_index();
+  const cuda::ExpertMapPlan plan = cuda::plan_expert_map(args.slots, args.num_local_experts, device);
+  args.chunks = plan.chunks;
+  std::optional<Tensor> counts;
+  if (plan.counted) {
+    counts = new_tensor(ids, {args.chunks, args.num_local_experts}, ScalarType::Int);
+    args.cursors = static_cast<int32_t*>(counts->mutable_data_ptr());
+  }
+  cuda::expert_map(args, device);
+}
 
 namespace {
 
@@ -48,18 +61,10 @@ void sort_on_cpu(ExpertMapArgs& args) {
 
 void sort_on_cuda(ExpertMapArgs& args, const Tensor& ids) {
   check_indices("moe_expert_map", "topk_ids", ids, -1, args.num_experts);
-  const int device = ids.get_device_index();
-  const int64_t most = cuda::most_local_experts(device);
+  const int64_t most = cuda::most_local_experts(ids.get_device_index());
   DI_CHECK(args.num_local_experts <= most, "moe_expert_map: at most ", most, " local experts on this GPU, got ",
            args.num_local_experts);
-  const cuda::ExpertMapPlan plan = cuda::plan_expert_map(args.slots, args.num_local_experts, device);
-  args.chunks = plan.chunks;
-  std::optional<Tensor> counts;
-  if (plan.counted) {
-    counts = new_tensor(ids, {args.chunks, args.num_local_experts}, ScalarType::Int);
-    args.cursors = static_cast<int32_t*>(counts->mutable_data_ptr());
-  }
-  cuda::expert_map(args, device);
+  expert_map_on_cuda(args, ids);
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> moe_expert_map(const Tensor& topk_ids, int64_t num_experts,
