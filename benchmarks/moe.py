@@ -9,7 +9,7 @@ from harness import Bench
 
 from torch_deepinfer import ops
 
-TOKENS = {"cpu": (1, 64, 512, 4096), "cuda": (1, 64, 4096, 16384)}
+TOKENS = {"cpu": (1, 64, 512, 4096), "cuda": (1, 64, 4096, 16384, 65536)}
 # Experts, choices of a token and hidden size of the dispatch: Qwen3-MoE on a CPU, DeepSeek-V3 on a GPU.
 DISPATCH = {"cpu": (128, 8, 2048), "cuda": (256, 8, 7168)}
 

@@ -13,7 +13,8 @@ from torch_deepinfer.reference import norm as reference
 # tokens, hidden size
 SHAPES = {
     "cpu": [(1, 576), (1, 4096), (8, 4096), (64, 2048), (512, 576), (512, 4096), (4096, 7168)],
-    "cuda": [(tokens, size) for size in (2048, 7168) for tokens in (1, 64, 4096, 16384, 65536)],
+    "cuda": [(tokens, size) for size in (2048, 7168) for tokens in (1, 64, 4096, 16384, 65536)]
+    + [(8001, size) for size in (576, 2560, 3072, 4096, 5120, 6144, 7168)],
 }
 DTYPES = {"cpu": (torch.bfloat16, torch.float32), "cuda": (torch.bfloat16,)}
 E4M3_MAX = 448.0

@@ -264,6 +264,18 @@ def force_tiling():
 
 
 @pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
+def test_more_than_2_to_31_elements():
+    a = torch.empty(2**31 // 4096 + 5, 64, dtype=torch.bfloat16, device="cuda").normal_()
+    b = torch.empty(64, 4096, dtype=torch.bfloat16, device="cuda").normal_()
+    out = ops.gemm(a, b)
+    assert out.numel() > 2**31
+    for part in (slice(0, 64), slice(len(a) - 64, len(a))):
+        assert relative_error(out[part], a[part].double() @ b.double()) < 2 * rounding(out.dtype)
+
+
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
 @pytest.mark.parametrize("tiling", TILINGS, ids=str)
 @pytest.mark.parametrize("dense_k", [(True, True), (False, True), (True, False), (False, False)], ids=str)

@@ -284,6 +284,20 @@ def test_round_trip(device):
     assert_bit_equal(back, x)
 
 
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
+def test_more_than_2_to_31_elements():
+    tokens, topk, hidden_size = 2**31 // (8 * 4096) + 5, 8, 4096
+    x = torch.empty(tokens, hidden_size, dtype=torch.bfloat16, device="cuda").normal_()
+    rows_to_slots, slots_to_rows, *_ = ops.moe_expert_map(torch.rand(tokens, 64, device="cuda").topk(topk).indices, 64)
+    y = ops.moe_permute(x, rows_to_slots, topk, slots_to_rows)
+    assert y.numel() > 2**31 and torch.equal(y, ops.moe_permute(x, rows_to_slots, topk))
+    last = slice(len(y) - 1000, None)
+    assert torch.equal(y[last], x[rows_to_slots[last].long() // topk])
+    assert torch.equal(ops.moe_unpermute(y, slots_to_rows), x * topk)  # eight equal addends: no rounding
+
+
 # ---- gradients
 
 

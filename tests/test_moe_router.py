@@ -223,6 +223,20 @@ def test_batch_and_row_order_do_not_matter(device):
         assert_bit_equal(alone[1], ids[rows])
 
 
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
+@pytest.mark.parametrize("grouped", [False, True])
+def test_more_than_2_to_31_logits(grouped):
+    tokens, experts = 2**31 // 256 + 5, 256
+    logits = torch.empty(tokens, experts, dtype=torch.bfloat16, device="cuda").normal_()
+    options = {"score": "sigmoid", "num_groups": 8, "topk_groups": 4} if grouped else {}
+    results = ops.moe_router(logits, 8, **options)
+    for part in (slice(0, 3), slice(tokens // 2, tokens // 2 + 3), slice(tokens - 3, tokens)):
+        for ours, theirs in zip(results, ops.moe_router(logits[part], 8, **options), strict=True):
+            assert_bit_equal(ours[part], theirs)
+
+
 # vllm#39391: rows with NaN, with +inf, all NaN, all -inf.
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("grouped", [False, True])

@@ -36,6 +36,26 @@ def test_permute(device, code, scale_dtype, layout):
                 assert_bit_equal(plain(a), plain(e))
 
 
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
+def test_more_than_2_to_31_elements():
+    tokens, topk = 2**31 // (8 * 4096) + 5, 8
+    x = torch.empty(tokens, 4096, dtype=torch.bfloat16, device="cuda").normal_()
+    codes, scales = ops.quantize_per_token(x, scale_dtype=E8M0)  # powers of two: sums of equal rows are exact
+    scales = scales.float()
+    rows_to_slots, slots_to_rows, *_ = ops.moe_expert_map(torch.rand(tokens, 64, device="cuda").topk(topk).indices, 64)
+    rows = ops.moe_permute_scaled(codes, scales, rows_to_slots, topk, slots_to_rows)
+    last = slice(rows[0].shape[0] - 1000, None)
+    chosen = rows_to_slots[last].long() // topk
+    assert rows[0].numel() > 2**31
+    assert torch.equal(plain(rows[0])[last], plain(codes)[chosen]) and torch.equal(rows[1][last], scales[chosen])
+    total = ops.moe_unpermute_scaled(*rows, slots_to_rows)
+    part = slice(tokens - 3, tokens)
+    alone = ops.moe_unpermute_scaled(codes[part], scales[part], torch.arange(3, device="cuda").int()[:, None])
+    assert torch.equal(total[part], alone * topk)
+
+
 def test_permuted_rows_dequantise_to_the_tokens(device):
     x = torch.randn(5, 256, device=device).bfloat16()
     codes, scales = ops.quantize_per_token_group(x, scale_dtype=torch.int32)

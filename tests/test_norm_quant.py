@@ -50,6 +50,21 @@ def test_forms_and_dtypes(device, group_size, form, dtype, weight_dtype):
     check(x, residual, None if form == "none" else weight, form=form, group_size=group_size)
 
 
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
+@pytest.mark.parametrize("group_size", [128, -1])
+def test_more_than_2_to_31_elements(group_size):
+    rows, hidden_size = 2**31 // 4096 + 5, 4096
+    x, residual = (torch.empty(rows, hidden_size, dtype=torch.bfloat16, device="cuda").normal_() for _ in range(2))
+    results = ops.add_rms_norm_quant(x, residual, None, EPS, "none", group_size=group_size)
+    assert results[0].numel() > 2**31
+    for part in (slice(0, 3), slice(rows // 2, rows // 2 + 3), slice(rows - 3, rows)):
+        expected = ops.add_rms_norm_quant(x[part], residual[part], None, EPS, "none", group_size=group_size)
+        for ours, theirs in zip(results, expected, strict=True):
+            same(ours[part], theirs)
+
+
 # A row in each of the ways that a kernel lays it out over threads, and one that does not fit registers.
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("hidden_size", [8, 130, 2048, 4096, 5120, 7168, 8192, 16384, 40000])

@@ -178,6 +178,25 @@ def test_no_token(device):
     assert q.shape == (2, 0, 3, 8) and k.shape == (2, 0, 1, 8)
 
 
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
+@pytest.mark.parametrize("style", STYLES)
+def test_more_than_2_to_31_elements(style):
+    tokens = 2**31 // (32 * 72) + 5
+    q = torch.empty(tokens, 32, 72, dtype=torch.bfloat16, device="cuda").normal_()
+    k = torch.empty(tokens, 1, 72, dtype=torch.bfloat16, device="cuda").normal_()
+    cos, sin = tables(64, 36, dtype=torch.bfloat16, device="cuda")
+    positions = torch.randint(0, 64, (tokens, 1), device="cuda")
+    options = {"style": style, "weight_form": "none"}
+    results = ops.qk_norm_rope(q, k, None, None, cos, sin, EPS, positions=positions, **options)
+    assert results[0].numel() > 2**31
+    for part in (slice(0, 3), slice(tokens // 2, tokens // 2 + 3), slice(tokens - 3, tokens)):
+        alone = ops.qk_norm_rope(q[part], k[part], None, None, cos, sin, EPS, positions=positions[part], **options)
+        for ours, theirs in zip(results, alone, strict=True):
+            assert_bit_equal(ours[part], theirs)
+
+
 def test_nan_and_zero_rows_stay_apart(device):
     q = torch.randn(4, 32, device=device)
     q[1, 7], q[2] = math.nan, 0

@@ -216,6 +216,20 @@ def test_errors(change, message):
         ops.topk(**on_meta)
 
 
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
+@pytest.mark.parametrize("shape", [(2**31 // 65536 + 5, 65536), (2, 2**30 + 5)])
+def test_more_than_2_to_31_elements(shape):
+    x = torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_()
+    x[-1, -3:] = torch.tensor([100, 102, 101], dtype=torch.bfloat16)
+    values, indices = ops.topk(x, 700)
+    assert {shape[1] - 3, shape[1] - 2, shape[1] - 1} <= set(indices[-1].tolist())
+    for row in (0, shape[0] - 1):
+        for ours, theirs in zip((values, indices), ops.topk(x[row : row + 1].clone(), 700), strict=True):
+            assert_bit_equal(ours[row : row + 1], theirs)
+
+
 def test_too_many_sorted_results_for_a_gpu():
     with FakeTensorMode(), pytest.raises(ValueError, match=r"k must not exceed 2\^30 for sorted results on a GPU"):
         ops.topk(torch.empty(1, 2**31 - 1, device="cuda"), 2**30 + 1, sorted=True)
