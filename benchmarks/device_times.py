@@ -14,7 +14,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 CALLS = 3  # of one sample, which is their median
-FLUSH = "bitwise_not"  # in the name of a kernel that no benchmark has
+FLUSH = "frac"  # in the name of a kernel that no benchmark has
 
 
 def sampler(functions: dict[str, Callable[[], Any]]) -> Callable[[list[str]], list[float]]:
@@ -70,8 +70,8 @@ def _captured(function: Callable[[], Any]) -> Callable[[], Any]:
 @cache
 def _scratch() -> torch.Tensor:
     size = torch.cuda.get_device_properties(0).L2_cache_size
-    return torch.empty(4 * max(size, 1 << 24), dtype=torch.uint8, device="cuda")
+    return torch.empty(max(size, 1 << 24), dtype=torch.float32, device="cuda")
 
 
 def _flush_l2() -> None:
-    _scratch().bitwise_not_()
+    _scratch().frac_()

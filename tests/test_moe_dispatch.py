@@ -162,8 +162,9 @@ def test_ids_beyond_int32():
     "dtype", [*DTYPES, torch.float64, torch.float8_e4m3fn, torch.int8, torch.bool, torch.int64, torch.complex64]
 )
 @pytest.mark.parametrize("hidden_size", [1, 7, 64, 1000])
-def test_permute(device, dtype, hidden_size):
-    tokens, topk = 33, 4
+@pytest.mark.parametrize("tokens", [33, 300])
+def test_permute(device, dtype, hidden_size, tokens):
+    topk = 4
     ids = random_ids(tokens, topk, 12, 0.1).to(device)
     x = (10 * torch.randn(tokens, hidden_size, device=device)).to(dtype)
     for alignment, with_inverse in itertools.product((1, 16), (False, True)):
@@ -185,6 +186,14 @@ def test_permute_layouts(device):
         assert_bit_equal(ops.moe_permute(view.to(device), rows_to_slots, 3), expected, name)
     strided_map = torch.stack([rows_to_slots, rows_to_slots], -1)[:, 0]
     assert_bit_equal(ops.moe_permute(x.to(device), strided_map, 3), expected)
+
+
+def test_permute_layouts_by_token(device):
+    x = torch.randn(500, 24)
+    rows_to_slots, slots_to_rows, *_ = ops.moe_expert_map(random_ids(500, 3, 8, 0.1).to(device), 8, alignment=4)
+    expected = x.to(device)[rows_to_slots.clamp(min=0) // 3] * (rows_to_slots >= 0)[:, None]
+    for name, view in layouts(x).items():
+        assert_bit_equal(ops.moe_permute(view.to(device), rows_to_slots, 3, slots_to_rows), expected, name)
 
 
 @pytest.mark.gpu

@@ -16,8 +16,9 @@ constexpr int kMostRounds = 8;
 constexpr int64_t kMostChunks = 128;  // more only where the rounds of a thread do not suffice
 constexpr int kStaticBytes = 1024;  // at most, of expert_map in shared memory beside its tables
 constexpr int kLeastThreads = 128, kMostThreads = 1024;  // of expert_map
-constexpr int kRowThreads = 256, kWarp = 32;
-constexpr int64_t kFewBlocks = 1024;  // below that many, a row is shared out over several
+constexpr int kRowThreads = 256, kFewThreads = 64, kWarp = 32;
+constexpr int64_t kFewBlocks = 1024;  // below that many, a row is shared out over several, of few threads
+constexpr int64_t kFewRows = 1024;  // up to that many, a block a row: reads x again for each of them, but all at once
 constexpr int kMostTopk = 16;  // that is unrolled
 constexpr int kMostStageBytes = 32 * 1024;  // of a row in shared memory: several blocks share a processor
 
@@ -101,7 +102,9 @@ jit::KernelSource describe_unpermute(const MoeUnpermuteConfig& c) {
 }
 
 // Threads of a block that walks a row of `pieces` accesses.
-int threads_for(int64_t pieces) { return int(std::clamp<int64_t>(ceil_div(pieces, 32) * 32, 32, kRowThreads)); }
+int threads_for(int64_t pieces, int most = kRowThreads) {
+  return int(std::clamp<int64_t>(ceil_div(pieces, kWarp) * kWarp, kWarp, most));
+}
 
 int unrolled(int64_t topk) { return topk <= kMostTopk ? int(topk) : 0; }
 
@@ -160,7 +163,7 @@ void moe_permute(const MoePermuteArgs& args, int device) {
   access.limit(args.out, 1);
   access.limit_stride(args.row_stride, 1);
   MoePermuteConfig c{access.elements(), 0, 4, threads_for(args.row_bytes / access.elements()), 0};
-  if (!args.slots_to_rows) return row_kernels.launch(device, c, {unsigned(args.rows)}, args);
+  if (!args.slots_to_rows || args.rows <= kFewRows) return row_kernels.launch(device, c, {unsigned(args.rows)}, args);
   const jit::Grid grid{unsigned(args.tokens + ceil_div(args.rows, kRowsToFill))};
   if (c.access == 16 && jit::device_facts(device).capability >= 90) {
     c.threads = kWarp;
@@ -178,14 +181,20 @@ void moe_permute_scales(const MoePermuteScalesArgs& args, int device) {
 
 void moe_unpermute(const MoeUnpermuteArgs& args, int device) {
   if (args.hidden_size == 0) return;
-  const int element = size_of(args.dtype);
+  const int element = size_of(args.dtype), y_element = args.coded ? 1 : element;
   Access access(args.hidden_size, 16 / element);
-  access.limit(args.y, element);
+  access.limit(args.y, y_element);
   access.limit(args.out, element);
-  access.limit_stride(args.row_stride, element);
+  access.limit_stride(args.row_stride, y_element);
   const int64_t pieces = ceil_div(args.hidden_size, 16 / element);
-  const MoeUnpermuteConfig c{args.dtype,        args.weights ? args.weights_dtype : DType::f32, args.coded,
-                             args.weights != nullptr, access.elements(), unrolled(args.topk), threads_for(pieces)};
+  const bool few = args.tokens * ceil_div(pieces, kRowThreads) < kFewBlocks;
+  const MoeUnpermuteConfig c{args.dtype,
+                             args.weights ? args.weights_dtype : DType::f32,
+                             args.coded,
+                             args.weights != nullptr,
+                             access.elements(),
+                             unrolled(args.topk),
+                             threads_for(pieces, few ? kFewThreads : kRowThreads)};
   const int64_t blocks = args.tokens < kFewBlocks ? ceil_div(pieces, c.threads) : 1;
   unpermute_kernels.launch(device, c, {unsigned(args.tokens * blocks)}, args);
 }
