@@ -6,7 +6,8 @@ Python. Only torch's headers and ``libtorch_cpu`` are needed to build; no CUDA t
 Every file under ``csrc/cpu`` that holds kernels is compiled once per instruction set (see ``ISAS``) and the best one is
 picked when the library is loaded. Ninja does the incremental part: a touched file rebuilds in seconds.
 
-CUDA kernels (``csrc/cuda/*.cuh``) are not compiled here: they are package data, compiled at run time by ``csrc/jit``.
+CUDA and NPU kernels (``csrc/cuda/*.cuh``, ``csrc/npu/*_kernel.h``) are not compiled here: they are package data,
+compiled at run time by ``csrc/jit``.
 """
 
 import importlib.util
@@ -74,7 +75,7 @@ def ninja_file(build_dir: Path) -> str:
         rules.append(f"build {name}: cc {source}\n  isa = {flags}")
         objects.append(name)
 
-    host_sources = [source for folder in ("ops", "jit", "cuda") for source in CSRC.glob(f"{folder}/*.cpp")]
+    host_sources = [source for folder in ("ops", "jit", "cuda", "npu") for source in CSRC.glob(f"{folder}/*.cpp")]
     for source in sorted([*host_sources, CSRC / "cpu/isa.cpp"]):
         compile_source(source)
     for source in sorted(set(CSRC.glob("cpu/*.cpp")) - {CSRC / "cpu/isa.cpp"}):

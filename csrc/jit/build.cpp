@@ -41,8 +41,9 @@ bool is_identifier(const std::string& name) {
   return !name.empty() && name.find_first_not_of(kGood) == name.npos;
 }
 
-// "sm_90", "sm_90a", "sm_100f"
+// "sm_90", "sm_90a", "sm_100f", "dav-2201"
 bool is_arch(const std::string& arch) {
+  if (is_ascend(arch)) return arch.size() == 8 && arch.find_first_not_of("0123456789", 4) == arch.npos;
   if (!arch.starts_with("sm_")) return false;
   const size_t end = std::min(arch.find_first_not_of("0123456789", 3), arch.size());
   const std::string suffix = arch.substr(end);
@@ -106,8 +107,8 @@ void report(const Request& request, const Built& built) {
 Built build(const std::string& name, const std::string& text, const std::string& arch, const std::string& extra_flags) {
   if (!is_identifier(name)) throw std::invalid_argument("a kernel needs a C name, got " + name);
   if (!is_arch(arch))
-    throw std::invalid_argument("kernel " + name + ": an architecture is written like sm_90a, got " + arch);
-  const std::shared_ptr<const Compiler> compiler = cuda_compiler();
+    throw std::invalid_argument("kernel " + name + ": an architecture is written like sm_90a or dav-2201, got " + arch);
+  const std::shared_ptr<const Compiler> compiler = is_ascend(arch) ? ascend_compiler() : cuda_compiler();
   const Request request = request_for(*compiler, name, text, arch, extra_flags);
 
   State& shared = *state;

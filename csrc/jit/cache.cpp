@@ -10,6 +10,7 @@
 #include <ctime>
 #include <stdexcept>
 
+#include "compiler.h"
 #include "sha256.h"
 
 namespace deepinfer::jit {
@@ -64,10 +65,17 @@ std::string manifest_of(const CacheEntry& entry) {
   return text;
 }
 
-std::optional<std::string> read_entry(const std::string& folder, const std::string& key) {
+struct Names {
+  const char *source, *binary;
+};
+Names names_for(const std::string& arch) {
+  return is_ascend(arch) ? Names{"/kernel.asc", "/kernel.o"} : Names{"/kernel.cu", "/kernel.cubin"};
+}
+
+std::optional<std::string> read_entry(const std::string& folder, const std::string& arch, const std::string& key) {
   const std::optional<std::string> manifest = read_file(folder + "/manifest.txt");
   if (!manifest || field_of(*manifest, "key") != key) return std::nullopt;
-  std::optional<std::string> binary = read_file(folder + "/kernel.cubin");
+  std::optional<std::string> binary = read_file(folder + names_for(arch).binary);
   if (!binary || field_of(*manifest, "size") != std::to_string(binary->size()) ||
       field_of(*manifest, "sha256") != sha256(*binary))
     return std::nullopt;
@@ -87,14 +95,15 @@ bool store_in(const std::string& root, const CacheEntry& entry, const std::strin
   const std::string work = make_temporary_directory(temporary_of(root));
   if (work.empty()) return false;
   const std::string folder = work + "/entry";
-  bool good = make_directories(folder) && write_file(folder + "/kernel.cu", entry.source) &&
-              write_file(folder + "/kernel.cubin", entry.binary) &&
+  const Names names = names_for(entry.arch);
+  bool good = make_directories(folder) && write_file(folder + names.source, entry.source) &&
+              write_file(folder + names.binary, entry.binary) &&
               write_file(folder + "/manifest.txt", manifest_of(entry)) && sync_directory(folder);
   if (good && std::rename(folder.c_str(), target.c_str()) != 0) {
     // Something is there already: as good as ours, or broken.
-    if (!read_entry(target, entry.key)) {
+    if (!read_entry(target, entry.arch, entry.key)) {
       retire(root, target);
-      good = std::rename(folder.c_str(), target.c_str()) == 0 || read_entry(target, entry.key);
+      good = std::rename(folder.c_str(), target.c_str()) == 0 || read_entry(target, entry.arch, entry.key);
     }
   }
   if (good) sync_directory(entries_of(root));
@@ -153,7 +162,7 @@ std::optional<std::string> Cache::find(const std::string& kernel, const std::str
                                        std::string& path) const {
   for (const std::string& root : roots_) {
     const std::string folder = entries_of(root) + "/" + folder_name(kernel, arch, key);
-    if (auto binary = read_entry(folder, key)) {
+    if (auto binary = read_entry(folder, arch, key)) {
       touch(folder + "/manifest.txt");
       path = folder;
       return binary;

@@ -2,8 +2,8 @@
 //
 //     <root>/v1/entries/rms_norm-sm_90a-<32 digits of the key>/
 //         manifest.txt    what it is and how to check it, "name: value" lines
-//         kernel.cu       the generated source
-//         kernel.cubin    the machine code
+//         kernel.cu       the generated source; kernel.asc for Ascend
+//         kernel.cubin    the machine code; kernel.o
 //     <root>/v1/locks/    one lock file for each first byte of a key
 //     <root>/v1/tmp/      entries being written
 //

@@ -14,7 +14,7 @@ namespace {
 struct State {
   std::mutex mutex;
   std::vector<std::string> package_folders;
-  std::shared_ptr<const Compiler> chosen;
+  std::shared_ptr<const Compiler> chosen, ascend;
 };
 
 // A forked child starts afresh, as in build.cpp: the mutex may have been held, and NVRTC in the middle of something.
@@ -52,6 +52,21 @@ std::shared_ptr<const Compiler> cuda_compiler() {
   if (!found && wanted != "nvrtc") found = find_nvcc(tried);
   if (!found) throw_no_compiler(wanted.empty() ? "NVRTC and no nvcc" : wanted == "nvcc" ? "nvcc" : "NVRTC", tried);
   return state->chosen = found;
+}
+
+bool is_ascend(const std::string& arch) { return arch.starts_with("dav-"); }
+
+std::shared_ptr<const Compiler> ascend_compiler() {
+  std::lock_guard lock(state->mutex);
+  if (state->ascend) return state->ascend;
+  std::string tried;
+  state->ascend = find_bisheng(tried);
+  if (!state->ascend)
+    throw std::runtime_error(
+        "torch_deepinfer compiles its NPU kernels at run time and found no bisheng. It comes with the CANN toolkit: "
+        "install that and source its set_env.sh, or set DEEPINFER_BISHENG. Looked at:\n" +
+        tried);
+  return state->ascend;
 }
 
 void throw_compile_error(const Compiler& compiler, const CompileJob& job, const std::string& message) {

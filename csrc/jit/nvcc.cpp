@@ -1,8 +1,5 @@
-// nvcc of a CUDA toolkit. Started directly, not through a shell, so that paths may hold anything.
+// nvcc of a CUDA toolkit.
 
-#include <fcntl.h>
-#include <spawn.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -10,61 +7,11 @@
 
 #include "compiler.h"
 #include "files.h"
-
-extern char** environ;
+#include "process.h"
 
 namespace deepinfer::jit {
 
 namespace {
-
-struct TemporaryDirectory {
-  TemporaryDirectory() {
-    const std::string base = environment("TMPDIR");
-    path = make_temporary_directory(base.empty() ? "/tmp" : base);
-  }
-  ~TemporaryDirectory() {
-    if (!path.empty()) remove_tree(path);
-  }
-  std::string path;
-};
-
-struct Finished {
-  int status = 0;  // of the shell's kind: 128 + signal for a killed process
-  std::string output;
-};
-
-// Runs a program to its end and collects what it prints.
-Finished run(const std::vector<std::string>& command) {
-  int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) return {127, std::strerror(errno)};
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_adddup2(&actions, ends[1], 1);
-  posix_spawn_file_actions_adddup2(&actions, ends[1], 2);
-  std::vector<char*> arguments;
-  for (const std::string& part : command) arguments.push_back(const_cast<char*>(part.c_str()));
-  arguments.push_back(nullptr);
-  pid_t child = 0;
-  int error = posix_spawn(&child, command[0].c_str(), &actions, nullptr, arguments.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
-  close(ends[1]);
-  Finished result;
-  if (error) {
-    close(ends[0]);
-    return {127, command[0] + ": " + std::strerror(error)};
-  }
-  char buffer[4096];
-  ssize_t got;
-  while ((got = read(ends[0], buffer, sizeof(buffer))) > 0 || (got < 0 && errno == EINTR))
-    if (got > 0) result.output.append(buffer, size_t(got));
-  close(ends[0]);
-  int status = 0;
-  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
-  }
-  result.status = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-  return result;
-}
 
 class Nvcc final : public Compiler {
  public:
@@ -75,10 +22,7 @@ class Nvcc final : public Compiler {
   }
 
   std::string command(const CompileJob& job) const override {
-    std::string text;
-    for (const std::string& part : arguments(job, "kernel.cu", job.name + ".cubin")) text += part + " ";
-    text.pop_back();
-    return text;
+    return joined(arguments(job, "kernel.cu", job.name + ".cubin"));
   }
 
   Compiled compile(const CompileJob& job) const override {

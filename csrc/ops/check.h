@@ -85,6 +85,9 @@ inline DType float_dtype(const char* op, const char* argument, const Tensor& t) 
 // torch's promotion rule, for the three floating-point dtypes the ops take.
 inline ScalarType promote(ScalarType a, ScalarType b) { return a == b ? a : ScalarType::Float; }
 
+// torch_npu registers Ascend devices under the key that torch keeps for backends of others.
+inline bool is_npu(const Tensor& t) { return t.device().type() == torch::headeronly::DeviceType::PrivateUse1; }
+
 inline void check_same_device(const char* op, const char* argument, const Tensor& t, const Tensor& x) {
   DI_CHECK(t.device() == x.device(), op, ": ", argument, " must be on the same device as the first argument");
 }

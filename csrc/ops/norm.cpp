@@ -5,6 +5,7 @@
 #include "../cpu/norm.h"
 #include "../cpu/parallel.h"
 #include "../cuda/norm.h"
+#include "../npu/norm.h"
 #include "check.h"
 #include "rows.h"
 
@@ -69,6 +70,7 @@ Tensor new_sum(RmsNormArgs& args, const Tensor& x) {
 
 void launch_norm(const RmsNormArgs& args, const Tensor& x) {
   if (x.is_cuda()) return cuda::rms_norm(args, x.get_device_index());
+  if (is_npu(x)) return npu::rms_norm(args, x.get_device_index());
   cpu::parallel(cpu::rms_norm, args, args.x_rows.count, args.hidden_size * 4);
 }
 
@@ -105,5 +107,6 @@ static void implement(auto& m) {
 
 STABLE_TORCH_LIBRARY_IMPL(deepinfer, CPU, m) { implement(m); }
 STABLE_TORCH_LIBRARY_IMPL(deepinfer, CUDA, m) { implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(deepinfer, PrivateUse1, m) { implement(m); }
 
 }  // namespace deepinfer

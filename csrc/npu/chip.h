@@ -1,0 +1,16 @@
+// What tilings may ask of an NPU.
+#pragma once
+
+#include <cstdint>
+
+namespace deepinfer::npu {
+
+struct Chip {
+  int cores = 0;             // vector cores
+  int64_t buffer_bytes = 0;  // of a core's unified buffer, that kernels may use
+};
+
+// Of the public figures: 910B has 192 KB, of which 256 bytes and 8 KB are reserved; 950 has 256 KB, 8 KB of them reserved.
+constexpr int64_t buffer_bytes(int arch) { return arch == 3510 ? 248 * 1024 : (192 - 8) * 1024 - 256; }
+
+}  // namespace deepinfer::npu

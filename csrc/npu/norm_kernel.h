@@ -1,0 +1,298 @@
+// RMSNorm with and without a residual. Rows are dealt to the cores in tiles. While a tile is worked on, the copies of the
+// next one run, if the unified buffer has room for two. A row that does not fit at all is read twice, in chunks.
+//
+// Queues: rows in, residuals in, norms out, sums out. The vector pipe computes in float: square, fold each row to one
+// sum, scale. One scalar a row goes through the scalar unit, once for all rows of a tile. Bound by memory for long rows,
+// by the number of vector instructions (about 12 a row) for short ones.
+//
+// Config: `x`, `weight`, `out` (DType), `form` (WeightForm), `add` (int).
+#pragma once
+
+#include "norm_tiling.h"
+#include "rows.h"
+
+namespace deepinfer::npu {
+
+template <typename C>
+class RmsNorm {
+  using X = Element<C::x>;
+  using W = Element<C::weight>;
+  using Out = Element<C::out>;
+  static constexpr bool kWeighted = C::form != WeightForm::none;
+  static constexpr bool kAdds = C::add != 0;
+  static constexpr int32_t kLanes = 64;   // floats of a vector instruction's repeat
+  static constexpr int32_t kSumStep = 8;  // the sum of a row has a block of its own
+
+ public:
+  __aicore__ inline RmsNorm(GM_ADDR x, GM_ADDR residual, GM_ADDR weight, GM_ADDR out, GM_ADDR sum,
+                            const RmsNormTiling& tiling)
+      : tiling_(tiling) {
+    x_.init(x, tiling.x_bytes, tiling.x_rows);
+    out_.init(out, tiling.out_bytes, tiling.hidden_size);
+    const uint32_t elements = uint32_t(tiling.rows * tiling.pitch), row = uint32_t(tiling.pitch);
+    const uint8_t buffers = uint8_t(tiling.buffers);
+    pipe_.InitBuffer(x_queue_, buffers, elements * sizeof(X));
+    pipe_.InitBuffer(out_queue_, buffers, elements * sizeof(Out));
+    if constexpr (kAdds) {
+      residual_.init(residual, tiling.residual_bytes, tiling.residual_rows);
+      sum_.init(sum, tiling.sum_bytes, tiling.hidden_size);
+      again_.SetGlobalBuffer((__gm__ Bits<X>*)sum, uint64_t(tiling.sum_bytes) / sizeof(X));
+      pipe_.InitBuffer(residual_queue_, buffers, elements * sizeof(X));
+      pipe_.InitBuffer(sum_queue_, buffers, elements * sizeof(X));
+    }
+    pipe_.InitBuffer(values_buffer_, elements * sizeof(float));
+    pipe_.InitBuffer(squares_buffer_, elements * sizeof(float));
+    pipe_.InitBuffer(scales_buffer_, uint32_t(tiling.rows) * kBlockBytes);
+    pipe_.InitBuffer(ones_buffer_, uint32_t(tiling.rows) * kBlockBytes);
+    pipe_.InitBuffer(total_buffer_, kLanes * sizeof(float));
+    values_ = values_buffer_.template Get<float>();
+    squares_ = squares_buffer_.template Get<float>();
+    scales_ = scales_buffer_.template Get<float>();
+    ones_ = ones_buffer_.template Get<float>();
+    total_ = total_buffer_.template Get<float>();
+    if constexpr (kWeighted) {
+      weights_.SetGlobalBuffer((__gm__ Bits<W>*)weight, uint64_t(tiling.weight_bytes) / sizeof(W));
+      pipe_.InitBuffer(weight_queue_, 1, row * sizeof(W));
+      pipe_.InitBuffer(weight_buffer_, row * sizeof(float));
+      weight_ = weight_buffer_.template Get<float>();
+    }
+  }
+
+  __aicore__ inline void run() {
+    const int64_t tiles = (tiling_.x_rows.count + tiling_.rows - 1) / tiling_.rows;
+    Duplicate(ones_, 1.0f, tiling_.rows * kSumStep);
+    if (tiling_.chunk < tiling_.hidden_size) {
+      for (int64_t row = GetBlockIdx(); row < tiles; row += GetBlockNum()) long_row(row);
+      return;
+    }
+    if constexpr (kWeighted) load_weight(0, tiling_.chunk);
+    const bool ahead = tiling_.buffers > 1;
+    int64_t tile = GetBlockIdx();
+    if (ahead && tile < tiles) load(tile * tiling_.rows, rows_of(tile), 0, tiling_.chunk);
+    for (; tile < tiles; tile += GetBlockNum()) {
+      const int64_t next = ahead ? tile + GetBlockNum() : tile;
+      if (next < tiles) load(next * tiling_.rows, rows_of(next), 0, tiling_.chunk);
+      whole_rows(tile * tiling_.rows, rows_of(tile));
+    }
+  }
+
+ private:
+  __aicore__ inline int32_t rows_of(int64_t tile) const {
+    const int64_t left = tiling_.x_rows.count - tile * tiling_.rows;
+    return left < tiling_.rows ? int32_t(left) : tiling_.rows;
+  }
+
+  __aicore__ inline void load(int64_t row, int32_t count, int64_t begin, int32_t size) {
+    const LocalTensor<X> x = x_queue_.template AllocTensor<X>();
+    x_.read(x, row, count, begin, size, tiling_.pitch);
+    x_queue_.EnQue(x);
+    if constexpr (kAdds) {
+      const LocalTensor<X> residual = residual_queue_.template AllocTensor<X>();
+      residual_.read(residual, row, count, begin, size, tiling_.pitch);
+      residual_queue_.EnQue(residual);
+    }
+  }
+
+  // The loaded rows as floats in values_; with a residual, their rounded sums, which are also written.
+  __aicore__ inline void take(int64_t row, int32_t count, int64_t begin, int32_t size) {
+    const int32_t elements = (count - 1) * tiling_.pitch + whole_blocks<X>(size);
+    const LocalTensor<X> x = x_queue_.template DeQue<X>();
+    widen(values_, x, elements);
+    x_queue_.FreeTensor(x);
+    PipeBarrier<PIPE_V>();
+    if constexpr (kAdds) {
+      const LocalTensor<X> residual = residual_queue_.template DeQue<X>();
+      widen(squares_, residual, elements);
+      residual_queue_.FreeTensor(residual);
+      PipeBarrier<PIPE_V>();
+      Add(values_, values_, squares_, elements);
+      PipeBarrier<PIPE_V>();
+      LocalTensor<X> sum = sum_queue_.template AllocTensor<X>();
+      narrow(sum, values_, elements);
+      PipeBarrier<PIPE_V>();
+      widen(values_, sum, elements);
+      PipeBarrier<PIPE_V>();
+      sum_queue_.EnQue(sum);
+      sum = sum_queue_.template DeQue<X>();
+      sum_.write(sum, row, count, begin, size, tiling_.pitch);
+      sum_queue_.FreeTensor(sum);
+    }
+  }
+
+  // Adds the squares of `size` values to total_.
+  __aicore__ inline void add_squares(const LocalTensor<float>& values, int32_t size) {
+    Mul(squares_, values, values, size);
+    PipeBarrier<PIPE_V>();
+    for (int32_t begin = 0; begin < size; begin += RmsNormTiling::kPiece) {
+      int32_t left = size - begin < RmsNormTiling::kPiece ? size - begin : RmsNormTiling::kPiece;
+      const LocalTensor<float> piece = squares_[uint32_t(begin)];
+      while (left > kLanes) {  // the upper half onto the lower one
+        const int32_t half_size = whole_blocks<float>((left + 1) / 2);
+        Add(piece, piece, piece[uint32_t(half_size)], left - half_size);
+        PipeBarrier<PIPE_V>();
+        left = half_size;
+      }
+      Add(total_, total_, piece, left);
+      PipeBarrier<PIPE_V>();
+    }
+  }
+
+  __aicore__ inline void begin_sum() {
+    Duplicate(total_, 0.0f, kLanes);
+    PipeBarrier<PIPE_V>();
+  }
+  __aicore__ inline void end_sum(int32_t row) {
+    ReduceSum(scales_[uint32_t(row * kSumStep)], total_, squares_, kLanes);
+    PipeBarrier<PIPE_V>();
+  }
+
+  // From sums of squares to factors, 1 / sqrt(sum / hidden_size + eps), for the scalar unit to read.
+  __aicore__ inline void make_scales(int32_t count) {
+    const int32_t elements = count * kSumStep;
+    Duplicate(squares_, float(tiling_.hidden_size), elements);
+    PipeBarrier<PIPE_V>();
+    Div(scales_, scales_, squares_, elements);
+    PipeBarrier<PIPE_V>();
+    Adds(scales_, scales_, tiling_.eps, elements);
+    PipeBarrier<PIPE_V>();
+    Sqrt(scales_, scales_, elements);
+    PipeBarrier<PIPE_V>();
+    Div(scales_, ones_, scales_, elements);
+    hand_over<HardEvent::V_S>(pipe_);
+  }
+
+  // values_ as float weights of this part of the row: 1 + w for one_plus.
+  __aicore__ inline void load_weight(int64_t begin, int32_t size) {
+    LocalTensor<Bits<W>> raw = weight_queue_.template AllocTensor<Bits<W>>();
+    DataCopyExtParams params;
+    params.blockLen = uint32_t(size) * uint32_t(sizeof(W));
+    DataCopyPad(raw, weights_[uint64_t(begin)], params, DataCopyPadExtParams<Bits<W>>{});
+    weight_queue_.EnQue(raw);
+    raw = weight_queue_.template DeQue<Bits<W>>();
+    Duplicate(weight_, 0.0f, tiling_.pitch);
+    PipeBarrier<PIPE_V>();
+    widen(weight_, raw.template ReinterpretCast<W>(), size);
+    weight_queue_.FreeTensor(raw);
+    PipeBarrier<PIPE_V>();
+    if constexpr (C::form == WeightForm::one_plus) {
+      Adds(weight_, weight_, 1.0f, tiling_.pitch);
+      PipeBarrier<PIPE_V>();
+    }
+  }
+
+  // Scales values_, applies the weight and writes the norm, with the roundings of the model's own code.
+  __aicore__ inline void finish(int64_t row, int32_t count, int64_t begin, int32_t size) {
+    const int32_t pitch = tiling_.pitch, width = whole_blocks<X>(size);
+    const int32_t elements = (count - 1) * pitch + width;
+    for (int32_t i = 0; i < count; ++i) {
+      const LocalTensor<float> values = values_[uint32_t(i * pitch)];
+      Muls(values, values, scales_.GetValue(uint32_t(i * kSumStep)), width);
+    }
+    PipeBarrier<PIPE_V>();
+    LocalTensor<Out> out = out_queue_.template AllocTensor<Out>();
+    if constexpr (C::form == WeightForm::cast_mul && sizeof(X) < sizeof(float)) {
+      const LocalTensor<X> rounded = out.template ReinterpretCast<X>();
+      narrow(rounded, values_, elements);
+      PipeBarrier<PIPE_V>();
+      widen(values_, rounded, elements);
+      PipeBarrier<PIPE_V>();
+    }
+    if constexpr (kWeighted) {
+      for (int32_t i = 0; i < count; ++i) {
+        const LocalTensor<float> values = values_[uint32_t(i * pitch)];
+        Mul(values, values, weight_, width);
+      }
+      PipeBarrier<PIPE_V>();
+    }
+    narrow(out, values_, elements);
+    out_queue_.EnQue(out);
+    out = out_queue_.template DeQue<Out>();
+    out_.write(out, row, count, begin, size, pitch);
+    out_queue_.FreeTensor(out);
+    hand_over<HardEvent::S_V>(pipe_);  // the scales have been read
+    PipeBarrier<PIPE_V>();
+  }
+
+  __aicore__ inline void whole_rows(int64_t row, int32_t count) {
+    const int32_t size = tiling_.chunk;
+    take(row, count, 0, size);
+    Duplicate(scales_, 0.0f, tiling_.rows * kSumStep);
+    for (int32_t i = 0; i < count; ++i) {
+      begin_sum();
+      add_squares(values_[uint32_t(i * tiling_.pitch)], whole_blocks<X>(size));
+      end_sum(i);
+    }
+    make_scales(count);
+    finish(row, count, 0, size);
+  }
+
+  __aicore__ inline int32_t chunk_at(int64_t begin) const {
+    const int64_t left = tiling_.hidden_size - begin;
+    return left < tiling_.chunk ? int32_t(left) : tiling_.chunk;
+  }
+
+  __aicore__ inline void long_row(int64_t row) {
+    Duplicate(scales_, 0.0f, kSumStep);
+    begin_sum();
+    for (int64_t begin = 0; begin < tiling_.hidden_size; begin += tiling_.chunk) {
+      const int32_t size = chunk_at(begin);
+      load(row, 1, begin, size);
+      take(row, 1, begin, size);
+      add_squares(values_, whole_blocks<X>(size));
+    }
+    end_sum(0);
+    make_scales(1);
+    if constexpr (kAdds) hand_over<HardEvent::MTE3_MTE2>(pipe_);  // what was written is read again
+    for (int64_t begin = 0; begin < tiling_.hidden_size; begin += tiling_.chunk) {
+      const int32_t size = chunk_at(begin);
+      reload(row, begin, size);
+      if constexpr (kWeighted) load_weight(begin, size);
+      finish(row, 1, begin, size);
+    }
+    if constexpr (kAdds) hand_over<HardEvent::MTE2_MTE3>(pipe_);
+  }
+
+  // A chunk of x, or of the sum, into values_.
+  __aicore__ inline void reload(int64_t row, int64_t begin, int32_t size) {
+    LocalTensor<X> x = x_queue_.template AllocTensor<X>();
+    if constexpr (kAdds) {
+      DataCopyExtParams params;
+      params.blockLen = uint32_t(size) * uint32_t(sizeof(X));
+      DataCopyPadExtParams<Bits<X>> padding;
+      padding.isPad = true;
+      padding.rightPadding = uint8_t(whole_blocks<X>(size) - size);
+      padding.paddingValue = 0;
+      DataCopyPad(x.template ReinterpretCast<Bits<X>>(), again_[uint64_t(row * tiling_.hidden_size + begin)], params,
+                  padding);
+    } else {
+      x_.read(x, row, 1, begin, size, tiling_.pitch);
+    }
+    x_queue_.EnQue(x);
+    x = x_queue_.template DeQue<X>();
+    widen(values_, x, whole_blocks<X>(size));
+    x_queue_.FreeTensor(x);
+    PipeBarrier<PIPE_V>();
+  }
+
+  const RmsNormTiling& tiling_;
+  TPipe pipe_;
+  RowReader<X> x_, residual_;
+  RowWriter<Out> out_;
+  RowWriter<X> sum_;
+  GlobalTensor<Bits<X>> again_;
+  GlobalTensor<Bits<W>> weights_;
+  TQue<TPosition::VECIN, 2> x_queue_, residual_queue_;
+  TQue<TPosition::VECIN, 1> weight_queue_;
+  TQue<TPosition::VECOUT, 2> out_queue_, sum_queue_;
+  TBuf<TPosition::VECCALC> values_buffer_, squares_buffer_, scales_buffer_, ones_buffer_, total_buffer_, weight_buffer_;
+  LocalTensor<float> values_, squares_, scales_, ones_, total_, weight_;
+};
+
+template <typename Config>
+__aicore__ inline void rms_norm(GM_ADDR x, GM_ADDR residual, GM_ADDR weight, GM_ADDR out, GM_ADDR sum,
+                                const RmsNormTiling& tiling) {
+  RmsNorm<Config> kernel(x, residual, weight, out, sum, tiling);
+  kernel.run();
+}
+
+}  // namespace deepinfer::npu

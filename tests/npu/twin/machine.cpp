@@ -1,0 +1,340 @@
+#include "machine.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <random>
+
+namespace twin {
+
+namespace {
+
+thread_local Core* current = nullptr;
+
+constexpr char kPoison = char(0xa7);
+
+std::string pair_of(Pipe from, Pipe to, int event) {
+  return std::string(name_of(from)) + " to " + name_of(to) + ", event " + std::to_string(event);
+}
+
+constexpr size_t kKiB = 1024;
+
+}  // namespace
+
+const char* name_of(Pipe pipe) {
+  constexpr const char* kNames[] = {"S", "V", "M", "MTE1", "MTE2", "MTE3", "FIX"};
+  return kNames[pipe];
+}
+
+// 2201: of 192 KB, 256 bytes and, unless a flag says otherwise, 8 KB are reserved. 3510: 8 KB of 256 KB.
+const Arch& arch(int number) {
+  static const Arch known[] = {
+      {2201, {192 * kKiB - 256 - 8 * kKiB, 512 * kKiB, 64 * kKiB, 64 * kKiB, 128 * kKiB}},
+      {3510, {248 * kKiB, 512 * kKiB, 64 * kKiB, 64 * kKiB, 256 * kKiB}},
+  };
+  for (const Arch& arch : known)
+    if (arch.number == number) return arch;
+  throw Fault("there is no model of the architecture " + std::to_string(number));
+}
+
+Options options_from_environment() {
+  Options options;
+  const char* mode = std::getenv("DEEPINFER_TWIN_MODE");
+  const std::string text = mode ? mode : "strict";
+  if (text == "autosync") options.autosync = true;
+  else if (text == "values") options.races = false;
+  else if (text != "strict") throw Fault("DEEPINFER_TWIN_MODE must be strict, autosync or values, got " + text);
+  const char* seed = std::getenv("DEEPINFER_TWIN_SEED");
+  options.seed = seed ? std::strtoull(seed, nullptr, 10) : 0;
+  return options;
+}
+
+void Global::allow(const void* begin, size_t bytes) {
+  const char* address = static_cast<const char*>(begin);
+  ranges_.push_back({address, address + bytes});
+}
+
+bool Global::allowed(const void* begin, size_t bytes) const {
+  const char* address = static_cast<const char*>(begin);
+  return std::any_of(ranges_.begin(), ranges_.end(),
+                     [&](const Range& range) { return address >= range.begin && address + bytes <= range.end; });
+}
+
+Global::Byte& Global::at(const char* address) {
+  const auto number = reinterpret_cast<uintptr_t>(address);
+  std::vector<Byte>& page = pages_[number / kPage];
+  if (page.empty()) page.resize(kPage);
+  return page[number % kPage];
+}
+
+void Global::forget() { pages_.clear(); }
+
+Core::Core(const Arch& arch, const Options& options, Global& global)
+    : arch_(arch), options_(options), global_(global) {}
+
+void Core::start(int index, int count) {
+  index_ = index;
+  count_ = count;
+  buffers_ = 0;
+  instruction_ = "start of kernel";
+  for (Memory& memory : memories_) {
+    std::fill_n(memory.bytes.begin(), memory.touched, kPoison);
+    std::fill_n(memory.cells.begin(), memory.touched, Cell{});
+    memory.taken = memory.touched = 0;
+  }
+  for (Clock& clock : clocks_) clock.fill(0);
+  ticks_.fill(0);
+  for (auto& queue : pending_) queue.clear();
+  flags_.clear();
+  taken_events_.clear();
+}
+
+void Core::finish() {
+  instruction_ = "end of kernel";
+  for (int pipe = 0; pipe < kPipes; ++pipe) complete(Pipe(pipe), ticks_[pipe]);
+  for (const auto& [event, clock] : flags_)
+    fail("a flag was set and never waited for: " +
+         pair_of(Pipe(std::get<0>(event)), Pipe(std::get<1>(event)), std::get<2>(event)));
+}
+
+void Core::fail(const std::string& message) const {
+  throw Fault("core " + std::to_string(index_) + ", " + instruction_ + ": " + message);
+}
+
+int Core::slot(Pipe pipe) {
+  constexpr int kSlotOf[] = {0, 1, 0, 1, 2, 3, 2};
+  return kSlotOf[pipe];
+}
+
+void Core::learn(Pipe pipe, const Clock& clock) {
+  for (int p = 0; p < kPipes; ++p) clocks_[pipe][p] = std::max(clocks_[pipe][p], clock[p]);
+}
+
+// The scalar unit issues all instructions in program order, so what it has waited for is over for every pipe; its own
+// accesses of memory on the core are not.
+uint32_t Core::issue(Pipe pipe, const char* name) {
+  instruction_ = name;
+  if (pipe == kS) {
+    clocks_[kS][kS] = ticks_[kS];
+  } else {
+    const uint32_t own = clocks_[pipe][kS];
+    learn(pipe, clocks_[kS]);
+    clocks_[pipe][kS] = own;
+    if (pipe == kV && options_.autosync) clocks_[kV][kV] = ticks_[kV];
+  }
+  return ++ticks_[pipe];
+}
+
+void Core::access(Pipe pipe, uint32_t tick, Space space, size_t offset, size_t bytes, bool write) {
+  Memory& memory = memories_[space];
+  if (offset + bytes > memory.bytes.size())
+    fail("an access of bytes " + std::to_string(offset) + " to " + std::to_string(offset + bytes) + " of a memory of " +
+         std::to_string(memory.bytes.size()));
+  memory.touched = std::max(memory.touched, offset + bytes);
+  const int own = slot(pipe);
+  // Knowledge by slot: which tick of each pipe that reaches this memory is over. An instruction may touch a byte twice.
+  std::array<uint32_t, kSlots> known = {};
+  std::array<Pipe, kSlots> pipes = {};
+  const auto reaches = [&](int p) {
+    if (space == kUB) return p == kS || p == kV || p == kMTE2 || p == kMTE3;
+    if (space == kL1) return p == kMTE1 || p == kMTE2 || p == kMTE3;
+    if (space == kL0C) return p == kM || p == kFix;
+    return p == kM || p == kMTE1;
+  };
+  for (int p = 0; p < kPipes; ++p)
+    if (reaches(p)) {
+      known[slot(Pipe(p))] = clocks_[pipe][p];
+      pipes[slot(Pipe(p))] = Pipe(p);
+    }
+  const auto unordered = [&](size_t byte, const char* what, int other, const char* access) {
+    fail(std::string(what) + " of byte " + std::to_string(byte) + " on pipe " + name_of(pipe) +
+         " is not ordered after a " + access + " on pipe " + name_of(pipes[other]));
+  };
+  for (size_t i = offset; i < offset + bytes; ++i) {
+    Cell& cell = memory.cells[i];
+    if (!write && cell.content == kNever) fail("a read of byte " + std::to_string(i) + " that nothing has written");
+    if (!write && cell.content == kUndefined) fail("a read of byte " + std::to_string(i) + ", undefined padding");
+    if (options_.races && cell.writer >= 0 && cell.write_tick > known[cell.writer] &&
+        !(cell.writer == own && cell.write_tick == tick))
+      unordered(i, write ? "a write" : "a read", cell.writer, "write");
+    if (!write) {
+      cell.read_tick[own] = tick;
+      continue;
+    }
+    if (options_.races)
+      for (int other = 0; other < kSlots; ++other)
+        if (cell.read_tick[other] > known[other] && !(other == own && cell.read_tick[other] == tick))
+          unordered(i, "a write", other, "read");
+    cell = Cell{};
+    cell.writer = int8_t(own);
+    cell.write_tick = tick;
+    cell.content = kDefined;
+  }
+}
+
+void Core::mark_undefined(Space space, size_t offset, size_t bytes) {
+  for (size_t i = offset; i < offset + bytes; ++i) {
+    memories_[space].cells[i].content = kUndefined;
+    memories_[space].bytes[i] = kPoison;
+  }
+}
+
+void Core::access_global(Pipe pipe, uint32_t tick, const char* address, size_t bytes, bool write) {
+  for (size_t i = 0; i < bytes; ++i) {
+    Global::Byte& byte = global_.at(address + i);
+    const auto where = [&] { return " of byte " + std::to_string(i) + " of a piece in global memory"; };
+    if (byte.writer >= 0 && byte.writer != index_)
+      fail(std::string(write ? "a write" : "a read") + where() + ", which core " + std::to_string(byte.writer) +
+           " has written");
+    if (options_.races && byte.writer == index_ && !knows(pipe, byte.write_pipe, byte.write_tick) &&
+        !(byte.write_pipe == pipe && byte.write_tick == tick))
+      fail(std::string(write ? "a write" : "a read") + where() + " is not ordered after its write on pipe " +
+           name_of(byte.write_pipe));
+    if (write) {
+      if (byte.reader == Global::kMany || (byte.reader >= 0 && byte.reader != index_))
+        fail("a write" + where() + ", which another core has read");
+      if (options_.races && byte.reader == index_ && !knows(pipe, byte.read_pipe, byte.read_tick))
+        fail("a write" + where() + " is not ordered after its read on pipe " + name_of(byte.read_pipe));
+      byte.writer = index_;
+      byte.write_tick = tick;
+      byte.write_pipe = pipe;
+    } else {
+      byte.reader = byte.reader == -1 || byte.reader == index_ ? index_ : Global::kMany;
+      byte.read_tick = tick;
+      byte.read_pipe = pipe;
+    }
+  }
+}
+
+void Core::copy(Pipe pipe, const char* name, const Copy& copy) {
+  const uint32_t tick = issue(pipe, name);
+  for (int64_t i = 0; i < copy.pieces; ++i) {
+    const size_t local = copy.local + size_t(i * copy.local_step);
+    const size_t bytes = size_t(copy.pad_left + copy.length + copy.pad_right);
+    access_global(pipe, tick, copy.global + i * copy.global_step, size_t(copy.length), copy.to_global);
+    access(pipe, tick, copy.space, local, copy.to_global ? size_t(copy.length) : bytes, !copy.to_global);
+    if (!copy.to_global && copy.fill_size == 0) {
+      mark_undefined(copy.space, local, size_t(copy.pad_left));
+      mark_undefined(copy.space, local + size_t(copy.pad_left + copy.length), size_t(copy.pad_right));
+    }
+  }
+  pending_[pipe].push_back({tick, copy});
+}
+
+void Core::complete(Pipe pipe, uint32_t tick) {
+  auto& queue = pending_[pipe];
+  while (!queue.empty() && queue.front().tick <= tick) {
+    move(queue.front().copy);
+    queue.pop_front();
+  }
+}
+
+void Core::move(const Copy& copy) {
+  char* bytes = data(copy.space);
+  for (int64_t i = 0; i < copy.pieces; ++i) {
+    char* global = copy.global + i * copy.global_step;
+    char* local = bytes + copy.local + i * copy.local_step;
+    if (copy.to_global) {
+      std::memcpy(global, local, size_t(copy.length));
+      continue;
+    }
+    char* begin = local + copy.pad_left;
+    std::memcpy(begin, global, size_t(copy.length));
+    if (copy.fill_size == 0) continue;
+    const auto fill = [&](char* from, char* to) {
+      for (; from + copy.fill_size <= to; from += copy.fill_size) std::memcpy(from, &copy.fill, size_t(copy.fill_size));
+    };
+    fill(local, begin);
+    fill(begin + copy.length, begin + copy.length + copy.pad_right);
+  }
+}
+
+void Core::check_event(int event) const {
+  if (event < 0 || event >= kEvents)
+    fail("event ids are 0 to " + std::to_string(kEvents - 1) + ", got " + std::to_string(event));
+}
+
+void Core::set_flag(Pipe from, Pipe to, int event) {
+  check_event(event);
+  Clock clock = clocks_[from];
+  clock[from] = ticks_[from];
+  if (!flags_.emplace(Event{from, to, event}, clock).second)
+    fail("a flag is set twice without a wait: " + pair_of(from, to, event));
+}
+
+void Core::wait_flag(Pipe from, Pipe to, int event) {
+  check_event(event);
+  const auto flag = flags_.find(Event{from, to, event});
+  if (flag == flags_.end()) fail("would wait for ever, no flag is set: " + pair_of(from, to, event));
+  for (int pipe = 0; pipe < kPipes; ++pipe) complete(Pipe(pipe), flag->second[pipe]);
+  learn(to, flag->second);
+  flags_.erase(flag);
+}
+
+void Core::barrier(Pipe pipe) {
+  clocks_[pipe][pipe] = ticks_[pipe];
+  complete(pipe, ticks_[pipe]);
+}
+
+void Core::barrier_all() {
+  for (int pipe = 0; pipe < kPipes; ++pipe) complete(Pipe(pipe), ticks_[pipe]);
+  for (Clock& clock : clocks_) clock = ticks_;
+}
+
+int Core::take_event(Pipe from, Pipe to) {
+  for (int event = 0; event < kEvents; ++event)
+    if (taken_events_.emplace(Event{from, to, event}, true).second) return event;
+  fail("all " + std::to_string(kEvents) + " events are taken from " + name_of(from) + " to " + name_of(to));
+}
+
+void Core::release_event(Pipe from, Pipe to, int event) {
+  if (taken_events_.erase(Event{from, to, event}) == 0) fail("an event is released that nobody took");
+}
+
+size_t Core::take_buffer(Space space, size_t bytes) {
+  Memory& memory = memories_[space];
+  if (memory.bytes.empty()) {
+    memory.bytes.resize(arch_.bytes[space], kPoison);
+    memory.cells.resize(arch_.bytes[space]);
+  }
+  bytes = (bytes + 31) / 32 * 32;
+  if (bytes == 0) fail("a buffer of 0 bytes");
+  if (++buffers_ > kMaxBuffers) fail("more than " + std::to_string(kMaxBuffers) + " buffers");
+  if (memory.taken + bytes > memory.bytes.size())
+    fail("the buffers take " + std::to_string(memory.taken + bytes) + " bytes, the memory has " +
+         std::to_string(memory.bytes.size()));
+  memory.taken += bytes;
+  return memory.taken - bytes;
+}
+
+Core& core() {
+  if (!current) throw Fault("no kernel is running");
+  return *current;
+}
+
+std::string launch(int arch_number, int blocks, const Options& options, Global& global, void (*kernel)(const void*),
+                   const void* data) {
+  if (blocks < 1 || blocks > kMaxBlocks) return "a launch of " + std::to_string(blocks) + " blocks";
+  std::vector<int> order(static_cast<size_t>(blocks));
+  std::iota(order.begin(), order.end(), 0);
+  std::shuffle(order.begin(), order.end(), std::mt19937_64(options.seed));
+  global.forget();
+  try {
+    Core core(arch(arch_number), options, global);
+    current = &core;
+    for (int index : order) {
+      core.start(index, blocks);
+      kernel(data);
+      core.finish();
+    }
+  } catch (const Fault& fault) {
+    current = nullptr;
+    return fault.what();
+  }
+  current = nullptr;
+  return "";
+}
+
+}  // namespace twin

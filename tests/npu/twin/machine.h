@@ -1,0 +1,170 @@
+// A host model of one Ascend AI core at the level of its public programming documents: memories on the core, pipes that
+// run beside each other, flags and barriers that order them. It executes kernels and says what a real core would not:
+// which two accesses nothing orders, which bytes nobody wrote, which limit an instruction exceeds.
+//
+// Order: each pipe carries a vector clock, the newest instruction of every pipe that it knows to be complete. A flag
+// hands the setter's knowledge to the waiter, a barrier completes the pipe's own instructions. Each byte of memory on the
+// core remembers its last writer and its last reader on each pipe; an access that does not know these to be complete is
+// a fault, whatever the values are.
+//
+// Values: copies between memories run as late as the flags permit, so a missing flag also shows as wrong numbers.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
+namespace twin {
+
+enum Pipe : int { kS, kV, kM, kMTE1, kMTE2, kMTE3, kFix, kPipes };
+const char* name_of(Pipe pipe);
+
+enum Space : int { kUB, kL1, kL0A, kL0B, kL0C, kSpaces };
+
+struct Fault : std::runtime_error {
+  using runtime_error::runtime_error;
+};
+
+// Public figures of a chip.
+struct Arch {
+  int number;  // 2201 or 3510
+  std::array<size_t, kSpaces> bytes;
+};
+const Arch& arch(int number);
+
+struct Options {
+  bool autosync = false;  // the compiler adds the barriers within the vector pipe, as it does by default
+  bool races = true;      // false: only values can betray a missing flag
+  uint64_t seed = 0;      // of the order in which cores run
+};
+Options options_from_environment();
+
+constexpr int kEvents = 8;
+constexpr int kMaxBlocks = 65535;
+constexpr int kMaxBuffers = 64;
+
+// Of up to 2^16 pieces, all counts in bytes. One side is global memory.
+struct Copy {
+  bool to_global;
+  Space space;
+  char* global;
+  size_t local;
+  int64_t pieces, length, global_step, local_step;
+  int64_t pad_left = 0, pad_right = 0;  // bytes written beside each piece on the core: with `fill`, or undefined
+  int fill_size = 0;                    // bytes of a padding value; 0: undefined
+  uint64_t fill = 0;
+};
+
+// Global memory as all cores of a launch see it.
+class Global {
+ public:
+  struct Range {
+    const char *begin, *end;
+  };
+  void allow(const void* begin, size_t bytes);
+  bool allowed(const void* begin, size_t bytes) const;
+
+  struct Byte {
+    int32_t writer = -1, reader = -1;  // cores; kMany: several readers
+    uint32_t write_tick = 0, read_tick = 0;
+    Pipe write_pipe = kS, read_pipe = kS;
+  };
+  static constexpr int32_t kMany = -2;
+  Byte& at(const char* address);
+  void forget();  // all accesses, for a new launch
+
+ private:
+  static constexpr uintptr_t kPage = 4096;
+  std::vector<Range> ranges_;
+  std::map<uintptr_t, std::vector<Byte>> pages_;
+};
+
+class Core {
+ public:
+  Core(const Arch& arch, const Options& options, Global& global);
+
+  void start(int index, int count);  // a kernel on core `index` of `count`
+  void finish();                     // checks what must hold at its end
+
+  [[noreturn]] void fail(const std::string& message) const;
+
+  // An instruction begins: its name is for messages.
+  uint32_t issue(Pipe pipe, const char* name);
+  void access(Pipe pipe, uint32_t tick, Space space, size_t offset, size_t bytes, bool write);
+  void mark_undefined(Space space, size_t offset, size_t bytes);
+  void access_global(Pipe pipe, uint32_t tick, const char* address, size_t bytes, bool write);
+  void copy(Pipe pipe, const char* name, const Copy& copy);
+
+  void set_flag(Pipe from, Pipe to, int event);
+  void wait_flag(Pipe from, Pipe to, int event);
+  void barrier(Pipe pipe);
+  void barrier_all();
+  int take_event(Pipe from, Pipe to);
+  void release_event(Pipe from, Pipe to, int event);
+
+  size_t take_buffer(Space space, size_t bytes);  // space on the core, never given back within a kernel
+  char* data(Space space) { return memories_[space].bytes.data(); }
+  size_t capacity(Space space) const { return arch_.bytes[space]; }
+
+  const Arch& arch() const { return arch_; }
+  int index() const { return index_; }
+  int count() const { return count_; }
+  void name_instruction(const char* name) { instruction_ = name; }
+
+ private:
+  static constexpr int kSlots = 4;  // pipes that can reach one memory
+  static int slot(Pipe pipe);
+
+  struct Cell {
+    uint32_t write_tick = 0, read_tick[kSlots] = {};
+    int8_t writer = -1;
+    uint8_t content = 0;
+  };
+  enum Content : uint8_t { kNever, kDefined, kUndefined };
+
+  struct Memory {
+    std::vector<char> bytes;
+    std::vector<Cell> cells;
+    size_t taken = 0, touched = 0;
+  };
+  using Clock = std::array<uint32_t, kPipes>;
+  struct Pending {
+    uint32_t tick;
+    Copy copy;
+  };
+  using Event = std::tuple<int, int, int>;
+
+  bool knows(Pipe pipe, Pipe other, uint32_t tick) const { return clocks_[pipe][other] >= tick; }
+  void learn(Pipe pipe, const Clock& clock);
+  void complete(Pipe pipe, uint32_t tick);
+  void move(const Copy& copy);
+  void check_event(int event) const;
+
+  const Arch& arch_;
+  const Options& options_;
+  Global& global_;
+  std::array<Memory, kSpaces> memories_;
+  std::array<Clock, kPipes> clocks_;
+  std::array<uint32_t, kPipes> ticks_;
+  std::array<std::deque<Pending>, kPipes> pending_;
+  std::map<Event, Clock> flags_;
+  std::map<Event, bool> taken_events_;
+  const char* instruction_ = "";
+  int index_ = 0, count_ = 1, buffers_ = 0;
+};
+
+// The core that the running kernel is on.
+Core& core();
+
+// Runs `kernel(data)` on `blocks` cores, one after the other in an order drawn from the seed. Returns what went wrong
+// first, or an empty string.
+std::string launch(int arch_number, int blocks, const Options& options, Global& global, void (*kernel)(const void*),
+                   const void* data);
+
+}  // namespace twin

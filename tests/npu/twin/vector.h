@@ -1,0 +1,222 @@
+// Vector instructions in the form that takes the number of elements.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "tensor.h"
+
+namespace AscendC {
+
+enum class RoundMode : uint8_t { CAST_NONE, CAST_RINT, CAST_FLOOR, CAST_CEIL, CAST_ROUND, CAST_TRUNC, CAST_ODD };
+enum class CMPMODE : uint8_t { LT, GT, EQ, LE, GE, NE };
+enum class SELMODE : uint8_t { VSEL_CMPMASK_SPR, VSEL_TENSOR_SCALAR_MODE, VSEL_TENSOR_TENSOR_MODE };
+
+namespace detail {
+
+template <typename T, typename... Allowed>
+constexpr bool one_of = (std::is_same_v<T, Allowed> || ...);
+
+// The elements that arithmetic takes on both architectures: bfloat16 has none.
+template <typename T>
+constexpr bool is_arithmetic = one_of<T, float, half, int16_t, int32_t>;
+template <typename T>
+constexpr bool is_floating = one_of<T, float, half>;
+
+inline void check_count(int64_t count) {
+  if (count <= 0) twin::core().fail("a count of " + std::to_string(count) + ", which not every chip takes as nothing");
+}
+
+// A source and a destination are the same bytes or have none in common: whole repeats are read before they are written.
+template <typename D, typename S>
+void check_overlap(const LocalTensor<D>& to, size_t to_bytes, const LocalTensor<S>& from, size_t from_bytes) {
+  if (to.space() != from.space()) return;
+  const bool apart = to.offset() + to_bytes <= from.offset() || from.offset() + from_bytes <= to.offset();
+  const bool same = to.offset() == from.offset() && to_bytes == from_bytes;
+  if (!apart && !same) twin::core().fail("the destination overlaps a source in part");
+}
+
+template <typename T>
+void read(uint32_t tick, const LocalTensor<T>& from, int64_t count) {
+  from.require(size_t(count) * sizeof(T), 32);
+  twin::core().access(twin::kV, tick, from.space(), from.offset(), size_t(count) * sizeof(T), false);
+}
+template <typename T>
+void write(uint32_t tick, const LocalTensor<T>& to, int64_t count, size_t alignment = 32) {
+  to.require(size_t(count) * sizeof(T), alignment);
+  twin::core().access(twin::kV, tick, to.space(), to.offset(), size_t(count) * sizeof(T), true);
+}
+
+// to[i] = f(from[i]...)
+template <typename D, typename F, typename... S>
+void elementwise(const char* name, const LocalTensor<D>& to, int64_t count, F f, const LocalTensor<S>&... from) {
+  const uint32_t tick = twin::core().issue(twin::kV, name);
+  check_count(count);
+  (check_overlap(to, size_t(count) * sizeof(D), from, size_t(count) * sizeof(S)), ...);
+  (read(tick, from, count), ...);
+  write(tick, to, count);
+  D* out = to.raw();
+  for (int64_t i = 0; i < count; ++i) out[i] = f(from.raw()[i]...);
+}
+
+// The arithmetic of an element type: floats of 16 bits are computed in 32 and rounded.
+template <typename T, typename F, typename... A>
+T compute(F f, A... a) {
+  if constexpr (is_floating<T>) return twin::from_float<T>(f(twin::to_float(a)...));
+  else return T(f(a...));
+}
+
+}  // namespace detail
+
+#define TWIN_UNARY(name, expression)                                                              \
+  template <typename T>                                                                           \
+  void name(const LocalTensor<T>& to, const LocalTensor<T>& from, int32_t count) {                \
+    static_assert(detail::is_floating<T>, #name " takes half and float");                         \
+    detail::elementwise(#name, to, count,                                                         \
+                        [](T a) { return detail::compute<T>([](auto x) { return expression; }, a); }, from); \
+  }
+TWIN_UNARY(Abs, std::fabs(x))
+TWIN_UNARY(Exp, std::exp(x))
+TWIN_UNARY(Ln, std::log(x))
+TWIN_UNARY(Sqrt, std::sqrt(x))
+TWIN_UNARY(Rsqrt, 1.f / std::sqrt(x))
+TWIN_UNARY(Reciprocal, 1.f / x)
+#undef TWIN_UNARY
+
+#define TWIN_BINARY(name, allowed, expression)                                                                        \
+  template <typename T>                                                                                               \
+  void name(const LocalTensor<T>& to, const LocalTensor<T>& left, const LocalTensor<T>& right, int32_t count) {        \
+    static_assert(allowed<T>, #name " does not take this element type");                                              \
+    detail::elementwise(                                                                                              \
+        #name, to, count,                                                                                             \
+        [](T a, T b) { return detail::compute<T>([](auto x, auto y) { return expression; }, a, b); }, left, right);   \
+  }
+TWIN_BINARY(Add, detail::is_arithmetic, x + y)
+TWIN_BINARY(Sub, detail::is_arithmetic, x - y)
+TWIN_BINARY(Mul, detail::is_arithmetic, x * y)
+TWIN_BINARY(Div, detail::is_floating, x / y)
+TWIN_BINARY(Max, detail::is_arithmetic, x < y ? y : x)
+TWIN_BINARY(Min, detail::is_arithmetic, y < x ? y : x)
+#undef TWIN_BINARY
+
+#define TWIN_SCALAR(name, expression)                                                                       \
+  template <typename T>                                                                                     \
+  void name(const LocalTensor<T>& to, const LocalTensor<T>& from, T scalar, int32_t count) {                \
+    static_assert(detail::is_arithmetic<T>, #name " does not take this element type");                      \
+    detail::elementwise(                                                                                    \
+        #name, to, count,                                                                                   \
+        [=](T a) { return detail::compute<T>([](auto x, auto y) { return expression; }, a, scalar); }, from); \
+  }
+TWIN_SCALAR(Adds, x + y)
+TWIN_SCALAR(Muls, x * y)
+TWIN_SCALAR(Maxs, x < y ? y : x)
+TWIN_SCALAR(Mins, y < x ? y : x)
+#undef TWIN_SCALAR
+
+template <typename T>
+void Duplicate(const LocalTensor<T>& to, T value, int32_t count) {
+  static_assert(sizeof(T) == 2 || sizeof(T) == 4, "Duplicate takes elements of 2 and 4 bytes");
+  detail::elementwise("Duplicate", to, count, [=] { return value; });
+}
+
+namespace detail {
+
+// Whether the mode is one that the table of conversions lists for these types; CAST_NONE only where nothing is lost.
+template <typename To, typename From>
+constexpr bool converts(RoundMode mode) {
+  const bool rounds = mode >= RoundMode::CAST_RINT && mode <= RoundMode::CAST_TRUNC;
+  if (std::is_same_v<From, float>)
+    return rounds && one_of<To, half, bfloat16_t, int16_t, int32_t, float>;
+  if (std::is_same_v<From, half>)
+    return (std::is_same_v<To, float> && mode == RoundMode::CAST_NONE) ||
+           (rounds && one_of<To, int8_t, uint8_t, int16_t, int32_t>);
+  if (std::is_same_v<From, bfloat16_t>)
+    return (std::is_same_v<To, float> && mode == RoundMode::CAST_NONE) || (rounds && std::is_same_v<To, int32_t>);
+  if (std::is_same_v<From, int16_t>)
+    return (std::is_same_v<To, float> && mode == RoundMode::CAST_NONE) || (rounds && std::is_same_v<To, half>);
+  if (one_of<From, int8_t, uint8_t>) return std::is_same_v<To, half> && mode == RoundMode::CAST_NONE;
+  if (std::is_same_v<From, int32_t>) return rounds && std::is_same_v<To, float>;
+  return false;
+}
+
+inline float round_by(RoundMode mode, float x) {
+  switch (mode) {
+    case RoundMode::CAST_FLOOR: return std::floor(x);
+    case RoundMode::CAST_CEIL: return std::ceil(x);
+    case RoundMode::CAST_ROUND: return std::round(x);
+    case RoundMode::CAST_TRUNC: return std::trunc(x);
+    default: return std::nearbyint(x);
+  }
+}
+
+template <typename To, typename From>
+To convert(RoundMode mode, From x) {
+  float value;
+  if constexpr (std::is_integral_v<From>) value = float(x);
+  else value = twin::to_float(x);
+  if constexpr (std::is_integral_v<To>) {
+    if (std::isnan(value)) return 0;
+    const double rounded = round_by(mode, value);
+    return To(std::clamp(rounded, double(std::numeric_limits<To>::min()), double(std::numeric_limits<To>::max())));
+  } else if constexpr (std::is_same_v<To, From>) {
+    return twin::from_float<To>(round_by(mode, value));
+  } else {
+    return twin::from_float<To>(value);
+  }
+}
+
+}  // namespace detail
+
+// Between floats, only rounding to nearest even is modelled.
+template <typename To, typename From>
+void Cast(const LocalTensor<To>& to, const LocalTensor<From>& from, const RoundMode& mode, uint32_t count) {
+  twin::core().name_instruction("Cast");
+  if (!detail::converts<To, From>(mode)) twin::core().fail("this conversion does not exist with this rounding");
+  if (!std::is_integral_v<To> && !std::is_same_v<To, From> && mode > RoundMode::CAST_RINT)
+    twin::core().fail("this rounding is not modelled");
+  detail::elementwise("Cast", to, count, [=](From x) { return detail::convert<To>(mode, x); }, from);
+}
+
+namespace detail {
+
+// Repeats of 256 bytes, each folded as a binary tree of neighbours; their results one after the other.
+template <typename T, typename F>
+void reduce(const char* name, const LocalTensor<T>& to, const LocalTensor<T>& from, const LocalTensor<T>& work,
+            int32_t count, F f) {
+  static_assert(is_floating<T>);
+  constexpr int kRepeat = 256 / sizeof(T);
+  const uint32_t tick = twin::core().issue(twin::kV, name);
+  check_count(count);
+  read(tick, from, count);
+  // Some chips keep the results of the repeats in the working space.
+  const int64_t repeats = std::max<int64_t>(1, count / kRepeat), line = 32 / sizeof(T);
+  work.require(size_t((repeats + line - 1) / line * line) * sizeof(T), 32);
+  const T* in = from.raw();
+  float total = 0;
+  for (int32_t begin = 0; begin < count; begin += kRepeat) {
+    std::vector<float> values;
+    for (int32_t i = begin; i < std::min(count, begin + kRepeat); ++i) values.push_back(twin::to_float(in[i]));
+    while (values.size() > 1) {
+      const size_t pairs = values.size() / 2;
+      for (size_t i = 0; i < pairs; ++i) values[i] = f(values[2 * i], values[2 * i + 1]);
+      if (values.size() % 2) values[pairs] = values.back();
+      values.resize((values.size() + 1) / 2);
+    }
+    total = begin == 0 ? values[0] : f(total, values[0]);
+  }
+  write(tick, to, 1, sizeof(T));
+  to.raw()[0] = twin::from_float<T>(total);
+}
+
+}  // namespace detail
+
+template <typename T>
+void ReduceSum(const LocalTensor<T>& to, const LocalTensor<T>& from, const LocalTensor<T>& work, int32_t count) {
+  detail::reduce("ReduceSum", to, from, work, count, [](float x, float y) { return x + y; });
+}
+template <typename T>
+void ReduceMax(const LocalTensor<T>& to, const LocalTensor<T>& from, const LocalTensor<T>& work, int32_t count) {
+  detail::reduce("ReduceMax", to, from, work, count, [](float x, float y) { return x < y ? y : x; });
+}
+
+}  // namespace AscendC
