@@ -1,6 +1,7 @@
 # The two commands of the README. Each sets up what it needs in .venv and says what it does.
 #   make demo   compile a real model with backend="deepinfer" and print what it brings
 #   make test   build, lint, type-check and test
+#   make test-npu   the tests of NPU kernels and of their host code, on a stand-in for an NPU; part of `make test`
 # Also: make bench, make wheel, make clean. ARGS="..." is passed on to what runs.
 # Choose another interpreter or version: make PYTHON=python3.12 TORCH="torch==2.12.*" TRANSFORMERS="transformers==5.17.*"
 
@@ -8,10 +9,13 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 TRANSFORMERS ?= transformers==5.24.*
 VENV ?= .venv
+# torch_npu wants exactly this torch, and one without CUDA: PyPI has that for some machines, PyTorch's CPU index for all.
+NPU_TORCH ?= torch==2.13.0+cpu torch_npu==2.13.0
+NPU_VENV ?= .venv-npu
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test bench wheel clean
+.PHONY: demo test test-npu bench wheel clean
 
 $(VENV)/torch.done:
 	@echo "==> creating $(VENV) and installing $(TORCH)"
@@ -44,6 +48,17 @@ test: install
 	$(BIN)/mypy
 	@echo "==> tests"
 	$(BIN)/python -m pytest $(ARGS)
+
+$(NPU_VENV)/torch.done:
+	@echo "==> creating $(NPU_VENV) and installing $(NPU_TORCH)"
+	$(PYTHON) -m venv $(NPU_VENV)
+	$(NPU_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(NPU_TORCH) numpy pyyaml
+	$(NPU_VENV)/bin/python -m pip install --quiet --disable-pip-version-check setuptools pytest hypothesis expecttest
+	@touch $@
+
+test-npu: install $(NPU_VENV)/torch.done
+	@echo "==> NPU tests: torch_npu on a stand-in runtime, kernels on a host model; nothing runs on Ascend silicon"
+	$(NPU_VENV)/bin/python tests/npu/standin.py -m pytest -m npu $(ARGS)
 
 bench: install
 	@for script in $(filter-out %/harness.py,$(wildcard benchmarks/*.py)); do \

@@ -1,22 +1,55 @@
 """Shared by all tests: the devices that an op test runs on."""
 
+import os
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
 import torch_deepinfer  # noqa: F401
 
+# The families that have NPU kernels, by their test files.
+NPU_FAMILIES = {"test_norm"}
+
+STANDIN = os.environ.get("DEEPINFER_STANDIN")  # set where tests/npu/standin.py takes the place of an NPU
+
 _no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
+_no_npu = pytest.mark.skipif(
+    not (hasattr(torch, "npu") and torch.npu.is_available()),
+    reason="no Ascend NPU here, nor the stand-in of `make test-npu`",
+)
+
+if STANDIN:
+    sys.path.insert(0, str(Path(__file__).parent / "npu"))
+    from fallback import install
+
+    _aten_on_cpu = install()
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, _no_gpu])])
+def pytest_report_header() -> str | None:
+    if STANDIN:
+        return "npu: THE STAND-IN of tests/npu: kernels run on a host model of a core, nothing on Ascend silicon"
+    return None
+
+
+@pytest.fixture(
+    params=[
+        "cpu",
+        pytest.param("cuda", marks=[pytest.mark.gpu, _no_gpu]),
+        pytest.param("npu", marks=[pytest.mark.npu, _no_npu]),
+    ]
+)
 def device(request: pytest.FixtureRequest) -> str:
     """Every device that ops run on; those that this machine lacks are skipped with the reason."""
+    if request.param == "npu" and request.path.stem not in NPU_FAMILIES:
+        pytest.skip("no NPU kernels of this family")
     return request.param
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests of run-time compilation fork, so they come before any that starts CUDA."""
-    items.sort(key=lambda item: item.path.name != "test_jit.py")
+    """The tests that fork come before any that starts a device."""
+    items.sort(key=lambda item: item.path.name not in ("test_jit.py", "test_mutants.py"))
 
 
 @pytest.fixture(autouse=True)

@@ -41,7 +41,7 @@ def compile(kernel: Kernel, arch: str, flags: str = "") -> Compiled:
 
     Args:
         kernel: one of :func:`samples`, or any other source.
-        arch: ``"sm_90a"``, ``"sm_100a"``, ...
+        arch: ``"sm_90a"``, ``"sm_100a"``, ...; ``"dav-2201"`` (Ascend 910B) or ``"dav-3510"`` (950), with bisheng.
         flags: further compiler flags, separated by blanks. ``--ptxas-options=-v`` puts registers and spills in the log.
 
     Raises:
@@ -57,9 +57,19 @@ def samples() -> list[Kernel]:
     return [Kernel(*_ops._jit_sample(i)) for i in range(_ops._jit_sample_count())]
 
 
+def ascend_samples() -> list[Kernel]:
+    """The same of the families that have NPU kernels, in Ascend C."""
+    return [Kernel(*_ops._jit_ascend_sample(i)) for i in range(_ops._jit_ascend_sample_count())]
+
+
 def compiler() -> Compiler:
     """The compiler of this process. Raises RuntimeError, saying what was looked at and how to get one."""
     return Compiler(*_ops._jit_compiler())
+
+
+def ascend_compiler() -> Compiler:
+    """bisheng, if there is one. Raises RuntimeError, saying what was looked at and how to get it."""
+    return Compiler(*_ops._jit_ascend_compiler())
 
 
 def available() -> bool:

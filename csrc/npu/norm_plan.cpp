@@ -20,7 +20,8 @@ int64_t bytes_on_core(const RmsNormArgs& args, int64_t rows, int64_t pitch, int6
 }  // namespace
 
 RmsNormTiling tile_rms_norm(const RmsNormArgs& args, const Chip& chip) {
-  constexpr int64_t kMostRows = 64, kAlignment = 16;  // elements of 2 bytes in a block of 32
+  constexpr int64_t kMostRows = 64;
+  const int64_t alignment = 32 / size_of(args.dtype);  // rows lie side by side on the core, in whole blocks
   RmsNormTiling tiling{};
   tiling.x_rows = args.x_rows;
   tiling.residual_rows = args.residual_rows;
@@ -36,7 +37,7 @@ RmsNormTiling tile_rms_norm(const RmsNormArgs& args, const Chip& chip) {
     return bytes_on_core(args, rows, pitch, buffers) <= chip.buffer_bytes;
   };
   int64_t rows = 1, chunk = args.hidden_size, buffers = 2;
-  const int64_t pitch = round_up(args.hidden_size, kAlignment);
+  const int64_t pitch = round_up(args.hidden_size, alignment);
   if (fits(1, pitch, 1)) {
     if (!fits(1, pitch, 2)) buffers = 1;
     const int64_t share = std::max<int64_t>(1, ceil_div(args.x_rows.count, chip.cores));
@@ -47,7 +48,7 @@ RmsNormTiling tile_rms_norm(const RmsNormArgs& args, const Chip& chip) {
   }
   tiling.rows = int32_t(rows);
   tiling.chunk = int32_t(chunk);
-  tiling.pitch = int32_t(round_up(chunk, kAlignment));
+  tiling.pitch = int32_t(round_up(chunk, alignment));
   tiling.buffers = int32_t(buffers);
   return tiling;
 }

@@ -7,6 +7,7 @@
 #include "../jit/cache.h"
 #include "../jit/compiler.h"
 #include "../jit/cuda_launch.h"
+#include "../jit/npu_launch.h"
 #include "check.h"
 
 namespace deepinfer {
@@ -29,25 +30,36 @@ std::tuple<std::string, std::string, std::string> compile(const std::string& nam
   return {origin, built.binary->path, built.binary->log};
 }
 
-// The typical kernels of all families: number, and name and source of each.
-int64_t sample_count() {
+// The typical kernels of all families, for CUDA and for NPUs: number, and name and source of each.
+template <typename Table>
+int64_t count_samples() {
   int64_t count = 0;
-  for (const jit::KernelTable* table : jit::KernelTable::all()) count += int64_t(table->sample_sources().size());
+  for (const Table* table : Table::all()) count += int64_t(table->sample_sources().size());
   return count;
 }
 
-std::tuple<std::string, std::string> sample(int64_t index) {
-  for (const jit::KernelTable* table : jit::KernelTable::all()) {
-    const std::vector<jit::KernelSource> sources = table->sample_sources();
+template <typename Table>
+std::tuple<std::string, std::string> sample_at(int64_t index) {
+  for (const Table* table : Table::all()) {
+    const auto sources = table->sample_sources();
     if (index >= 0 && index < int64_t(sources.size())) return {sources[index].name, sources[index].text()};
     index -= int64_t(sources.size());
   }
   fail("_jit_sample: there is no such sample");
 }
 
+int64_t sample_count() { return count_samples<jit::KernelTable>(); }
+int64_t ascend_sample_count() { return count_samples<jit::AscendTable>(); }
+std::tuple<std::string, std::string> sample(int64_t index) { return sample_at<jit::KernelTable>(index); }
+std::tuple<std::string, std::string> ascend_sample(int64_t index) { return sample_at<jit::AscendTable>(index); }
+
 // (identity, path)
 std::tuple<std::string, std::string> compiler() {
   const auto found = jit::cuda_compiler();
+  return {found->identity(), found->path()};
+}
+std::tuple<std::string, std::string> ascend_compiler() {
+  const auto found = jit::ascend_compiler();
   return {found->identity(), found->path()};
 }
 
@@ -76,7 +88,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(deepinfer, m) {
   m.def("_jit_compile(str name, str source, str arch, str flags=\"\") -> (str, str, str)");
   m.def("_jit_sample_count() -> int");
   m.def("_jit_sample(int index) -> (str, str)");
+  m.def("_jit_ascend_sample_count() -> int");
+  m.def("_jit_ascend_sample(int index) -> (str, str)");
   m.def("_jit_compiler() -> (str, str)");
+  m.def("_jit_ascend_compiler() -> (str, str)");
   m.def("_jit_arch(int capability) -> str");
   m.def("_jit_cache_roots() -> str");
   m.def("_jit_cache_size() -> int");
@@ -89,7 +104,10 @@ STABLE_TORCH_LIBRARY_IMPL(deepinfer, CompositeExplicitAutograd, m) {
   m.impl("_jit_compile", TORCH_BOX(&compile));
   m.impl("_jit_sample_count", TORCH_BOX(&sample_count));
   m.impl("_jit_sample", TORCH_BOX(&sample));
+  m.impl("_jit_ascend_sample_count", TORCH_BOX(&ascend_sample_count));
+  m.impl("_jit_ascend_sample", TORCH_BOX(&ascend_sample));
   m.impl("_jit_compiler", TORCH_BOX(&compiler));
+  m.impl("_jit_ascend_compiler", TORCH_BOX(&ascend_compiler));
   m.impl("_jit_arch", TORCH_BOX(&arch));
   m.impl("_jit_cache_roots", TORCH_BOX(&cache_roots));
   m.impl("_jit_cache_size", TORCH_BOX(&cache_size));

@@ -4,12 +4,14 @@
     build/npu/include                the model of a core, as kernel_operator.h
     build/npu/lib                    the stand-in runtime under the names of CANN's libraries
 
-``python tests/npu/standin.py`` builds it and prints the folder. g++ is all it takes.
+``python tests/npu/standin.py -m pytest -m npu`` builds it, with g++ alone, and starts this Python with these arguments
+in an environment in which torch_npu finds the stand-in. ``DEEPINFER_STANDIN_SOC`` chooses the chip.
 """
 
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent.resolve()
@@ -51,5 +53,20 @@ def build(home: Path = HOME) -> Path:
     return home
 
 
+def environment(home: Path) -> dict[str, str]:
+    """Variables under which torch_npu and torch_deepinfer take the stand-in for a machine with an NPU."""
+    root = str(HERE.parents[1])
+    libraries = [str(home / "lib"), os.environ.get("LD_LIBRARY_PATH", "")]
+    return {
+        "ASCEND_HOME_PATH": str(home),
+        "ASCEND_OPP_PATH": str(home / "opp"),
+        "LD_LIBRARY_PATH": ":".join(filter(None, libraries)),
+        "TASK_QUEUE_ENABLE": os.environ.get("TASK_QUEUE_ENABLE", "0"),  # errors where they arise
+        "DEEPINFER_STANDIN": os.environ.get("DEEPINFER_STANDIN", "direct"),
+        "DEEPINFER_CACHE_DIR": str(home / "cache"),
+        "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")])),
+    }
+
+
 if __name__ == "__main__":
-    print(build())
+    os.execve(sys.executable, [sys.executable, *sys.argv[1:]], {**os.environ, **environment(build())})

@@ -141,6 +141,7 @@ ACL int aclrtEventElapsedTime(float* milliseconds, void*, void*) { return *milli
 
 ACL int aclrtPeekAtLastError(int) { return kOk; }
 ACL int aclrtGetLastError(int) { return kOk; }
+ACL int aclrtSetStreamOverflowSwitch(void*, uint32_t) { return kOk; }
 ACL int aclrtSetDeviceSatMode(int) { return kOk; }
 ACL int aclrtSetOpExecuteTimeOut(uint32_t) { return kOk; }
 ACL int aclrtSetOpWaitTimeout(uint32_t) { return kOk; }

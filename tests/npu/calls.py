@@ -1,0 +1,51 @@
+"""Calls that reach every branch of a kernel, and compare with the CPU op."""
+
+import os
+
+import pytest
+import torch
+from checking import assert_bit_equal
+
+from torch_deepinfer import ops
+
+needs_standin = [
+    pytest.mark.npu,
+    pytest.mark.skipif(not os.environ.get("DEEPINFER_STANDIN"), reason="needs the stand-in of `make test-npu`"),
+]
+
+
+def on_npu(value):
+    return value.npu() if isinstance(value, torch.Tensor) else value
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-6) -> None:
+    torch.testing.assert_close(actual.cpu(), expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def compare(op, *args, rtol: float = 0.0, **kwargs) -> None:
+    """The op on the NPU against the op on the CPU; bit for bit unless a tolerance is given."""
+    torch.set_num_threads(1)  # forked
+    expected = op(*args, **kwargs)
+    actual = op(*map(on_npu, args), **{name: on_npu(value) for name, value in kwargs.items()})
+    pairs = zip(actual, expected, strict=True) if isinstance(expected, tuple) else [(actual, expected)]
+    for npu, cpu in pairs:
+        if rtol:
+            close(npu, cpu, rtol)
+        else:
+            assert_bit_equal(npu, cpu)
+
+
+def bf16(*size: int) -> torch.Tensor:
+    return torch.randn(*size).bfloat16()
+
+
+def norm() -> None:
+    compare(ops.add_rms_norm, bf16(37, 333), bf16(37, 333), bf16(333), 1e-6, rtol=2**-7)
+
+
+def norm_full() -> None:
+    compare(ops.rms_norm, bf16(300, 4096), bf16(4096), 1e-6, rtol=2**-7)
+
+
+def norm_long() -> None:
+    compare(ops.add_rms_norm, bf16(3, 40001), bf16(3, 40001), bf16(40001), 1e-6, rtol=2**-7)

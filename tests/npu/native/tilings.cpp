@@ -1,0 +1,27 @@
+// The tilings of the NPU kernels as plain functions, for ctypes.
+#include "npu/norm_plan.h"
+
+using namespace deepinfer;
+using namespace deepinfer::npu;
+
+// result: rows, chunk, pitch, buffers, blocks, x_bytes, out_bytes
+extern "C" void norm_tiling(int dtype, int weight, int out, int form, int add, int64_t rows, int64_t hidden_size,
+                            int64_t stride, int arch, int cores, int64_t* result) {
+  RmsNormArgs args{};
+  args.dtype = DType(dtype);
+  args.weight_dtype = DType(weight);
+  args.out_dtype = DType(out);
+  args.form = WeightForm(form);
+  args.residual = add ? &args : nullptr;
+  args.x_rows.count = rows;
+  args.x_rows.dims = 1;
+  args.x_rows.sizes[0] = rows;
+  args.x_rows.strides[0] = stride;
+  args.residual_rows = args.x_rows;
+  args.hidden_size = hidden_size;
+  const Chip chip{cores, buffer_bytes(arch)};
+  const RmsNormTiling tiling = tile_rms_norm(args, chip);
+  const int64_t values[] = {tiling.rows, tiling.chunk, tiling.pitch, tiling.buffers, blocks_of(tiling, chip),
+                            tiling.x_bytes, tiling.out_bytes};
+  for (int i = 0; i < 7; ++i) result[i] = values[i];
+}

@@ -1,0 +1,149 @@
+"""Faults seeded into the kernels: the model of a core has to find each one, and nothing in the kernels as they are.
+
+Each runs in a forked child with a kernel source folder of its own.
+"""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import calls
+import pytest
+from forking import Child
+
+import torch_deepinfer
+
+pytestmark = calls.needs_standin
+
+
+class Mutant(NamedTuple):
+    """``old`` is replaced by ``new`` throughout csrc/npu/``file``; ``message`` is what the model then says."""
+
+    file: str
+    old: str
+    new: str
+    message: str
+    call: Callable[[], None]
+
+
+V_BARRIER = "\n    PipeBarrier<PIPE_V>();"
+
+MUTANTS = {
+    "norm: barrier after the squares": Mutant(
+        "norm_kernel.h", "Mul(squares_, values, values, size);" + V_BARRIER, "Mul(squares_, values, values, size);",
+        r"Add: a (read|write) of byte \d+ on pipe V is not ordered after a write on pipe V", calls.norm,
+    ),
+    "norm: scalar read before the vector pipe is done": Mutant(
+        "norm_kernel.h", "hand_over<HardEvent::V_S>(pipe_);", "",
+        "GetValue: a read of byte .* on pipe S is not ordered after a write on pipe V", calls.norm,
+    ),
+    "norm: vector write before the scalar read is over": Mutant(
+        "norm_kernel.h", "hand_over<HardEvent::S_V>(pipe_);", "",
+        "Duplicate: a write of byte .* on pipe V is not ordered after a read on pipe S", calls.norm_full,
+    ),
+    "norm: tensor never freed": Mutant(
+        "norm_kernel.h", "    x_queue_.FreeTensor(x);\n", "",
+        "AllocTensor: the queue has no free buffer", calls.norm_full,
+    ),
+    "norm: tensor freed twice": Mutant(
+        "norm_kernel.h", "    weight_queue_.FreeTensor(raw);\n",
+        "    weight_queue_.FreeTensor(raw);\n    weight_queue_.FreeTensor(raw);\n",
+        "FreeTensor: a tensor is freed that nobody holds", calls.norm,
+    ),
+    "norm: result copied out before it is queued": Mutant(
+        "norm_kernel.h",
+        "    out_queue_.EnQue(out);\n    out = out_queue_.template DeQue<Out>();\n"
+        "    out_.write(out, row, count, begin, size, pitch);\n",
+        "    out_.write(out, row, count, begin, size, pitch);\n"
+        "    out_queue_.EnQue(out);\n    out = out_queue_.template DeQue<Out>();\n",
+        "on pipe MTE3 is not ordered after a write on pipe V", calls.norm,
+    ),
+    "norm: rows dealt to two cores": Mutant(
+        "norm_kernel.h", "int64_t tile = GetBlockIdx();", "int64_t tile = GetBlockIdx() / 2;",
+        "global memory, which core . has written", calls.norm,
+    ),
+    "norm: buffers beyond the unified buffer": Mutant(
+        "norm_kernel.h", "pipe_.InitBuffer(squares_buffer_, elements * sizeof(float));",
+        "pipe_.InitBuffer(squares_buffer_, 3 * elements * sizeof(float));",
+        r"InitBuffer: the buffers take \d+ bytes, the memory has", calls.norm_full,
+    ),
+    "norm: destination of an addition overlaps its source": Mutant(
+        "norm_kernel.h", "Add(piece, piece, piece[uint32_t(half_size)], left - half_size);",
+        "Add(piece, piece, piece[8], left - half_size);",
+        "Add: the destination overlaps a source in part", calls.norm,
+    ),
+    "norm: a stray element beside those written": Mutant(
+        "norm_kernel.h", "widen(weight_, raw.template ReinterpretCast<W>(), size);",
+        "widen(weight_, raw.template ReinterpretCast<W>(), size + 1);",
+        "Cast: a read of byte .*, undefined padding", calls.norm,
+    ),
+    "norm: sums read again before they are written": Mutant(
+        "norm_kernel.h", "hand_over<HardEvent::MTE3_MTE2>(pipe_);", "",
+        "global memory is not ordered after its write on pipe MTE3", calls.norm_long,
+    ),
+    "rows: event id 9": Mutant(
+        "rows.h", "SetFlag<event>(id);\n  WaitFlag<event>(id);", "SetFlag<event>(9);\n  WaitFlag<event>(9);",
+        "SetFlag: event ids are 0 to 7, got 9", calls.norm,
+    ),
+    "rows: flag set twice": Mutant(
+        "rows.h", "  SetFlag<event>(id);\n", "  SetFlag<event>(id);\n  SetFlag<event>(id);\n",
+        "SetFlag: a flag is set twice without a wait", calls.norm,
+    ),
+    "norm: flag without a wait": Mutant(
+        "norm_kernel.h", "hand_over<HardEvent::S_V>(pipe_);", "SetFlag<HardEvent::S_V>(0);",
+        "end of kernel: a flag was set and never waited for: S to V, event 0", calls.norm,
+    ),
+    "rows: wait without a flag": Mutant(
+        "rows.h", "  SetFlag<event>(id);\n", "", "would wait for ever", calls.norm,
+    ),
+    "rows: padding left undefined": Mutant(
+        "rows.h", "padding.isPad = true;", "padding.isPad = false;", "undefined padding", calls.norm,
+    ),
+    "rows: one element past the buffer": Mutant(
+        "rows.h", "params.blockLen = uint32_t(size) * uint32_t(sizeof(T));\n    params.srcStride = uint32_t(pitch",
+        "params.blockLen = uint32_t(size + 1) * uint32_t(sizeof(T));\n    params.srcStride = uint32_t(pitch",
+        r"DataCopyPad from the core: (bytes \d+ to \d+ of a buffer|a write of byte)", calls.norm,
+    ),
+    "rows: rounding mode that loses bits unseen": Mutant(
+        "rows.h", "RoundMode::CAST_RINT", "RoundMode::CAST_NONE",
+        "Cast: this conversion does not exist with this rounding", calls.norm,
+    ),
+    "rows: offset of a strided row": Mutant(
+        "rows.h", "row * stride + begin", "(row + 1) * stride + begin",
+        "DataCopyPad to the core: (bytes|an offset)", calls.norm,
+    ),
+}  # fmt: skip
+
+
+def folder_with(mutant: Mutant, target: Path) -> None:
+    source = Path(torch_deepinfer.__file__).parent / "csrc"
+    for part in ("npu", "ops", "cpu"):
+        shutil.copytree(source / part, target / part, ignore=shutil.ignore_patterns("*.cpp"))
+    file = target / "npu" / mutant.file
+    text = file.read_text()
+    assert mutant.old in text, f"{mutant.file} has changed: the fault has no place"
+    file.write_text(text.replace(mutant.old, mutant.new))
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_fault_is_found(name, tmp_path):
+    mutant = MUTANTS[name]
+    folder_with(mutant, tmp_path / "csrc")
+    environment = {"DEEPINFER_SOURCE_DIR": str(tmp_path / "csrc"), "DEEPINFER_CACHE_DIR": str(tmp_path / "cache")}
+    with pytest.raises(RuntimeError, match=f"ACL error 507035 .*{mutant.message}"):
+        Child(mutant.call, environment).result()
+
+
+@pytest.mark.parametrize("call", sorted({m.call for m in MUTANTS.values()}, key=lambda c: c.__name__))
+@pytest.mark.parametrize("mode", ["strict", "autosync", "values"])
+@pytest.mark.parametrize("seed", ["1", "2"])
+def test_no_fault_in_the_kernels_as_they_are(call, mode, seed):
+    Child(call, {"DEEPINFER_TWIN_MODE": mode, "DEEPINFER_TWIN_SEED": seed}).result()
+
+
+def test_the_compiler_adds_vector_barriers(tmp_path):
+    """With its default synchronisation, a missing barrier within the vector pipe is no fault."""
+    folder_with(MUTANTS["norm: barrier after the squares"], tmp_path / "csrc")
+    environment = {"DEEPINFER_SOURCE_DIR": str(tmp_path / "csrc"), "DEEPINFER_TWIN_MODE": "autosync"}
+    Child(calls.norm, environment).result()

@@ -1,0 +1,77 @@
+"""The tilings alone, over shapes that no test could run: plain C++ that needs no NPU and no model of one."""
+
+import ctypes
+import subprocess
+from pathlib import Path
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+BUFFER = {2201: 192 * 1024 - 256 - 8 * 1024, 3510: 248 * 1024}
+MOST_BLOCKS, MOST_PIECES, LONGEST_PIECE = 65535, 4095, 2**21 - 1
+
+
+@pytest.fixture(scope="module")
+def native(tmp_path_factory) -> ctypes.CDLL:
+    library = tmp_path_factory.mktemp("native") / "libtilings.so"
+    sources = [HERE / "native" / "tilings.cpp", *(ROOT / "csrc/npu").glob("*_plan.cpp")]
+    flags = ["-std=c++20", "-O1", "-Wall", "-Werror", "-fPIC", "-shared", f"-I{ROOT / 'csrc'}"]
+    subprocess.run(["g++", *flags, *map(str, sources), "-o", str(library)], check=True)
+    return ctypes.CDLL(str(library))
+
+
+def blocks32(size: int) -> int:
+    return -(-size // 32) * 32
+
+
+dtypes = st.sampled_from([0, 1, 2])
+sizes = st.one_of(st.integers(1, 300), st.integers(1, 70_000), st.integers(1, 2**33))
+chips = st.tuples(st.sampled_from([2201, 3510]), st.integers(1, 80))
+
+
+@hypothesis.settings(deadline=None, max_examples=300)
+@hypothesis.given(
+    dtype=dtypes, weight=dtypes, wide=st.booleans(), form=st.integers(0, 3), add=st.booleans(), rows=sizes,
+    hidden=sizes, gap=st.integers(0, 2**20), chip=chips,
+)  # fmt: skip
+def test_norm(native, dtype, weight, wide, form, add, rows, hidden, gap, chip):
+    arch, cores = chip
+    hypothesis.assume(rows * (hidden + gap) < 2**60)
+    out = 0 if wide and form == 0 else dtype
+    result = (ctypes.c_int64 * 7)()
+    long = ctypes.c_int64
+    native.norm_tiling(dtype, weight, out, form, add, long(rows), long(hidden), long(hidden + gap), arch, cores, result)
+    tile, chunk, pitch, buffers, blocks, x_bytes, out_bytes = result
+    item, weight_item, out_item = (4 if t == 0 else 2 for t in (dtype, weight, out))
+
+    # What norm_kernel.h asks of the unified buffer.
+    queues = 2 * [(buffers, tile * pitch * item)] if add else []
+    queues += [(buffers, tile * pitch * item), (buffers, tile * pitch * out_item)]
+    single = [tile * pitch * 4] * 2 + [tile * 32] * 2 + [256]
+    if form != 3:
+        single += [pitch * weight_item, pitch * 4]
+    taken = sum(count * blocks32(size) for count, size in queues) + sum(map(blocks32, single))
+    assert taken <= BUFFER[arch]
+
+    assert 1 <= blocks <= min(cores, MOST_BLOCKS) and blocks <= -(-rows // tile)
+    assert 1 <= tile <= MOST_PIECES and buffers in (1, 2)
+    assert pitch >= chunk and pitch * item % 32 == 0 and pitch - chunk < 32 // item
+    assert chunk * max(item, weight_item, out_item) <= LONGEST_PIECE
+    if chunk < hidden:
+        assert tile == 1 and chunk % 2048 == 0
+    else:
+        assert chunk == hidden
+    assert x_bytes == ((rows - 1) * (hidden + gap) + hidden) * item
+    assert out_bytes == rows * hidden * out_item
+
+
+def test_tiles_fill_the_buffer(native):
+    """Rows of 4096 in bf16: two buffers, and more than one row a tile."""
+    result = (ctypes.c_int64 * 7)()
+    long = ctypes.c_int64
+    for arch, least in ((2201, 2), (3510, 3)):
+        native.norm_tiling(1, 1, 1, 0, 0, long(4096), long(4096), long(4096), arch, 40, result)
+        assert result[0] >= least and result[3] == 2 and result[4] == 40
