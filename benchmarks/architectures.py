@@ -11,6 +11,8 @@ import torch
 import transformers
 from harness import Bench
 
+import torch_deepinfer.inductor  # noqa: F401  (the backend, also where the package is not installed)
+
 LAYERS = 8
 SMALL_VOCABULARY = {"vocab_size": 4096, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 ATTENTION = {"num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128}

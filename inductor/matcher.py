@@ -115,6 +115,8 @@ def same_shape(a: Node, b: Node) -> bool:
 
 # [batch, heads, tokens, dim] <-> [batch, tokens, heads, dim]: models keep the second in memory and show the first.
 SWAP_HEADS = [0, 2, 1, 3]
+# A matrix for each expert, transposed.
+SWAP_MATRICES = [0, 2, 1]
 
 
 def is_dense(node: Node, order: list[int] | None = None) -> bool:

@@ -98,6 +98,20 @@ def test_counts_and_logits(family, dtype, phase):
     assert_swapped(run, SWAPS[family])
 
 
+# What generate() switches to on a GPU while it decodes. GPT-OSS keeps its matrices transposed, and adds biases in place.
+@pytest.mark.parametrize("dynamic", [None, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=["bf16", "fp32"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "deepseek_v3"])
+def test_batched_experts(family, dtype, phase, dynamic):
+    model = tiny_model(family, dtype)
+    model.set_experts_implementation("batched_mm")
+    run = traced(model, ALL, dynamic=dynamic)
+    for batch in (2, 1):
+        check(model, family, run, phase, batch)
+    assert_swapped(run, SWAPS[family], graphs=run.report.graphs)
+
+
 SOME = ["gemma3_text", "qwen3_moe", "deepseek_v3", "gpt_oss"]
 OTHERS = [pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES if family not in SOME]
 
