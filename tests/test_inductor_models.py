@@ -102,7 +102,7 @@ def test_counts_and_logits(family, dtype, phase):
 @pytest.mark.parametrize("dynamic", [None, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=["bf16", "fp32"])
-@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", pytest.param("deepseek_v3", marks=pytest.mark.slow)])
 def test_batched_experts(family, dtype, phase, dynamic):
     model = tiny_model(family, dtype)
     model.set_experts_implementation("batched_mm")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from graphs import traced
+from test_inductor_batched_experts import batched_experts
 from test_inductor_moe import (
     EXPERTS,
     K,
@@ -187,6 +188,7 @@ SUBJECTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "silu": lambda: (lambda x: torch.nn.functional.silu(x[..., :K]) * x[..., K:], torch.randn(6, 2 * K)),
     "gpt_oss": lambda: (gpt_oss, 4 * torch.randn(6, 32), 4 * torch.randn(6, 32)),
     "experts": lambda: (experts, *expert_inputs(torch.float32)),
+    "batched experts": lambda: (batched_experts, *expert_inputs(torch.float32, bias=True)),
 }
 
 
