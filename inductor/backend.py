@@ -51,12 +51,31 @@ def compile_graph(
     **kwargs: Any,
 ) -> Any:
     """As :func:`deepinfer`; leaves in ``done`` what was swapped, until the graph is lowered and it is counted."""
+    _keep_floats_constant(gm)
+    return compile_fx(gm, example_inputs, config_patches=_patches(done, mode, options), **kwargs)
+
+
+def inductor_configs(options: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """For what takes options of Inductor and no backend: a model that is compiled ahead of time.
+
+    ::
+
+        torch._inductor.aoti_compile_and_package(exported, inductor_configs=inductor_configs())
+
+    The process that loads the package has to ``import torch_deepinfer`` first. Export under ``torch.no_grad()``.
+
+    Args:
+        options: as for :func:`deepinfer`.
+    """
+    return _patches(Rewrites(), None, options)
+
+
+def _patches(done: Rewrites, mode: str | None, options: Mapping[str, Any] | None) -> dict[str, Any]:
     settings, inductor_options = settings_of.parse(options)
     patches = {**(list_mode_options(mode) if mode else {}), **_checked(inductor_options)}
     for option, ours in ((_SWAP, SwapPass(settings, done)), (_COUNT, CountPass(settings, done))):
         patches[option] = compose(ours, patches.get(option, getattr(inductor_config, option)))
-    _keep_floats_constant(gm)
-    return compile_fx(gm, example_inputs, config_patches=patches, **kwargs)
+    return patches
 
 
 def _checked(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """A look at what the backend would do with a model, in seconds: no code is generated."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -46,5 +46,18 @@ def explain(
     finally:
         torch._dynamo.reset()
     found = read(counted)
+    found.advice = list(_advice(model))
     print(found)
     return found
+
+
+def _advice(model: Any) -> Iterator[str]:
+    """What the user could choose so that more is found."""
+    for module in model.modules() if isinstance(model, torch.nn.Module) else ():
+        config = getattr(module, "config", None)
+        if hasattr(module, "_apply_gate") and getattr(config, "_experts_implementation", None) == "eager":
+            yield (
+                "the experts run one after another in Python, which breaks the graph in pieces: "
+                "model.set_experts_implementation('grouped_mm')"
+            )
+            return

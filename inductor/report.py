@@ -38,15 +38,20 @@ class PatternReport:
 class Report:
     """What ``backend="deepinfer"`` did. ``print(report)`` shows a table.
 
-    ``ops`` counts the calls of our ops in the compiled graphs, those that a model makes by itself included.
+    ``ops`` counts the calls of our ops in the compiled graphs, those that a model makes by itself included. ``advice``
+    says what :func:`explain` knows to make more of it.
     """
 
     patterns: dict[str, PatternReport] = dataclasses.field(default_factory=dict)
     ops: Counter[str] = dataclasses.field(default_factory=Counter)
     graphs: int = 0
     graph_breaks: int = 0
+    advice: list[str] = dataclasses.field(default_factory=list)
 
     def __str__(self) -> str:
+        return "\n".join([self._table(), *self.advice])
+
+    def _table(self) -> str:
         breaks = f", {self.graph_breaks} graph breaks" if self.graph_breaks else ""
         title = f"deepinfer: {self.graphs} compiled graph{'s' * (self.graphs != 1)}{breaks}"
         found = [self.patterns[name] for name in NAMES if name in self.patterns]

@@ -17,11 +17,22 @@ from typing import Any
 import torch
 from torch._guards import detect_fake_mode
 from torch._inductor.pattern_matcher import stable_topological_sort
+from torch._inductor.virtualized import V
 from torch._subclasses import FakeTensorMode
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from torch_deepinfer.inductor.matcher import CAST, Derived, Match, Miss, Pattern, aten, same, same_value, value
+from torch_deepinfer.inductor.matcher import (
+    CAST,
+    Derived,
+    Match,
+    Miss,
+    Pattern,
+    aten,
+    same,
+    same_value,
+    value,
+)
 from torch_deepinfer.inductor.patterns import PATTERNS
 from torch_deepinfer.inductor.settings import Settings
 
@@ -65,6 +76,8 @@ def rewrite(graph: Graph, settings: Settings, patterns: Sequence[Pattern] = PATT
     done = Rewrites()
     if _is_training(graph):
         return done
+    for node in graph.find_nodes(op="call_function", target=aten._assert_tensor_metadata.default):
+        graph.erase_node(node)  # torch.export writes down dtypes, which the graph knows, and makes users of values so
     graph.eliminate_dead_code()
     counted: dict[Node, bool] = {}  # nodes of earlier matches; True if swapped, so about to be removed
     for pattern in patterns:
@@ -230,6 +243,8 @@ def _swap(graph: Graph, match: Match) -> None:
     first, last = min(outputs), max(match.inputs)
     with _fake_mode(match), graph.inserting_before(first if last < first else last.next):
         kwargs = {name: create(argument) for name, argument in match.kwargs.items()}
+        if V.aot_compilation:
+            kwargs = _default_ints(match.op) | kwargs
         node = call(match.op, *map(create, match.args), **kwargs)
         for index, output in enumerate(match.outputs):
             if output is None:
@@ -238,6 +253,15 @@ def _swap(graph: Graph, match: Match) -> None:
             if match.permutation is not None:
                 result = call(aten.permute.default, result, match.permutation)
             output.replace_all_uses_with(result)
+
+
+def _default_ints(op: torch._ops.OpOverload) -> dict[str, int]:
+    """Named arguments that a call ahead of time has to spell out: such packages mix up those that it leaves out."""
+    return {
+        argument.name: argument.default_value
+        for argument in op._schema.arguments
+        if argument.kwarg_only and type(argument.default_value) is int
+    }
 
 
 def _check_expectations(done: Rewrites, settings: Settings) -> None:

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from test_inductor_moe import (
     EXPERTS,
     HIDDEN,
-    K,
     TOKENS,
     WIDTH,
+    K,
     close_experts,
     expert_inputs,
     interleaved_gpt_oss,

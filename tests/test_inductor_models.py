@@ -98,7 +98,7 @@ def test_counts_and_logits(family, dtype, phase):
     assert_swapped(run, SWAPS[family])
 
 
-# What generate() switches to on a GPU while it decodes. GPT-OSS keeps its matrices transposed, and adds biases in place.
+# What generate() decodes with on a GPU. The matrices of GPT-OSS are transposed, its biases are added in place.
 @pytest.mark.parametrize("dynamic", [None, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=["bf16", "fp32"])

@@ -70,8 +70,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def tiny_model(family: str, dtype: torch.dtype) -> transformers.PreTrainedModel:
     """A model in eval mode whose parameters are random, norms and biases included."""
-    name, changes = FAMILIES[family]
-    config = getattr(transformers, name)(**copy.deepcopy(_COMMON | changes))
+    return build(*FAMILIES[family], dtype)
+
+
+def build(configuration: str, changes: dict[str, Any], dtype: torch.dtype) -> transformers.PreTrainedModel:
+    """As :func:`tiny_model`, of any configuration class."""
+    config = getattr(transformers, configuration)(**copy.deepcopy(_COMMON | changes))
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     with torch.no_grad():
