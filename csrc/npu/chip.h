@@ -13,4 +13,7 @@ struct Chip {
 // Of the public figures: 910B has 192 KB, of which 256 bytes and 8 KB are reserved; 950 has 256 KB, 8 KB of them reserved.
 constexpr int64_t buffer_bytes(int arch) { return arch == 3510 ? 248 * 1024 : (192 - 8) * 1024 - 256; }
 
+// Of an NPU of this machine. Throws std::runtime_error: no CANN, or a chip that there are no kernels for.
+Chip chip_of(int device);
+
 }  // namespace deepinfer::npu

@@ -36,8 +36,7 @@ jit::AscendKernels<RmsNormConfig> kernels(describe, samples);
 }  // namespace
 
 void rms_norm(const RmsNormArgs& args, int device) {
-  const jit::NpuFacts& facts = jit::npu_facts(device);
-  const Chip chip{facts.cores, buffer_bytes(facts.arch)};
+  const Chip chip = chip_of(device);
   const RmsNormTiling tiling = tile_rms_norm(args, chip);
   const RmsNormConfig config{args.dtype, args.weight_dtype, args.out_dtype, args.form, args.residual ? 1 : 0};
   kernels.launch(device, config, blocks_of(tiling, chip), {args.x, args.residual, args.weight, args.out, args.sum},

@@ -9,6 +9,7 @@
 #include "../cpu/pages.h"
 #include "../cpu/parallel.h"
 #include "../cuda/activation.h"
+#include "../npu/activation.h"
 #include "indices.h"
 #include "quant_format.h"
 #include "rows.h"
@@ -77,7 +78,7 @@ Inputs prepare(const char* op, const GatedArgs& activation, const Tensor& gate, 
   args.size = up ? columns : columns / 2;
   in.sizes = sizes_of(gate);
   in.sizes.back() = args.size;
-  args.interleaved = up && are_interleaved(gate, *up);
+  args.interleaved = up && !is_npu(gate) && are_interleaved(gate, *up);
   if (!args.interleaved) in.gate = with_dense_rows(gate);
   args.gate = in.gate.const_data_ptr();
   args.gate_rows = rows_of(op, in.gate);
@@ -106,6 +107,8 @@ Tensor gated_activation(const char* op, const GatedArgs& activation, const Tenso
   args.out = out.mutable_data_ptr();
   if (gate.is_cuda()) {
     cuda::gated_activation(args, gate.get_device_index());
+  } else if (is_npu(gate)) {
+    npu::gated_activation(args, gate.get_device_index());
   } else {
     cpu::prefer_huge_pages(args.out, args.gate_rows.count * args.size * int64_t(gate.element_size()));
     cpu::parallel(cpu::gated_activation, args, args.gate_rows.count, args.size * kCost);
@@ -204,5 +207,9 @@ static void implement(auto& m) {
 
 STABLE_TORCH_LIBRARY_IMPL(deepinfer, CPU, m) { implement(m); }
 STABLE_TORCH_LIBRARY_IMPL(deepinfer, CUDA, m) { implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(deepinfer, PrivateUse1, m) {
+  m.impl("silu_and_mul", TORCH_BOX(&silu_and_mul));
+  m.impl("gelu_and_mul", TORCH_BOX(&gelu_and_mul));
+}
 
 }  // namespace deepinfer

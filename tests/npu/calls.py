@@ -47,5 +47,14 @@ def norm_full() -> None:
     compare(ops.rms_norm, bf16(300, 4096), bf16(4096), 1e-6, rtol=2**-7)
 
 
+def silu() -> None:
+    weights = torch.rand(301)
+    compare(ops.silu_and_mul, 3 * bf16(301, 777), bf16(301, 777), row_weights=weights, limit=7.0, rtol=2**-7)
+
+
+def gelu_long() -> None:
+    compare(ops.gelu_and_mul, 3 * torch.randn(3, 30001), torch.randn(3, 30001), rtol=1e-5)
+
+
 def norm_long() -> None:
     compare(ops.add_rms_norm, bf16(3, 40001), bf16(3, 40001), bf16(40001), 1e-6, rtol=2**-7)

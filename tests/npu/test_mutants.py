@@ -82,6 +82,27 @@ MUTANTS = {
         "norm_kernel.h", "hand_over<HardEvent::MTE3_MTE2>(pipe_);", "",
         "global memory is not ordered after its write on pipe MTE3", calls.norm_long,
     ),
+    "gated: barrier after the exponential": Mutant(
+        "activation_kernel.h", "    Exp(x, x, n_);\n    PipeBarrier<PIPE_V>();\n", "    Exp(x, x, n_);\n",
+        r"Adds: a read of byte \d+ on pipe V is not ordered after a write on pipe V", calls.silu,
+    ),
+    "gated: input given back before it is used": Mutant(
+        "activation_kernel.h",
+        "    gate_queue_.FreeTensor(gate);\n    up_queue_.FreeTensor(up);\n", "    gate_queue_.FreeTensor(up);\n",
+        "FreeTensor: the tensor does not belong to this queue", calls.silu,
+    ),
+    "gated: an input widened before it has arrived": Mutant(
+        "activation_kernel.h", "    gate_queue_.EnQue(gate);\n    up_queue_.EnQue(up);\n",
+        "    gate_queue_.EnQue(gate);\n", "DeQue: the queue is empty", calls.silu,
+    ),
+    "gated: every core takes all parts of a row": Mutant(
+        "activation_kernel.h", "int64_t tile = GetBlockIdx();", "int64_t tile = 0;",
+        "global memory, which core . has written", calls.gelu_long,
+    ),
+    "gated: too little room for the floats": Mutant(
+        "activation_kernel.h", "(2 + kScratch) * elements", "(1 + kScratch) * elements",
+        r"an offset of \d+ elements, past the tensor|bytes of a tensor that has", calls.gelu_long,
+    ),
     "rows: event id 9": Mutant(
         "rows.h", "SetFlag<event>(id);\n  WaitFlag<event>(id);", "SetFlag<event>(9);\n  WaitFlag<event>(9);",
         "SetFlag: event ids are 0 to 7, got 9", calls.norm,
