@@ -124,15 +124,9 @@ class RmsNorm {
     Mul(squares_, values, values, size);
     PipeBarrier<PIPE_V>();
     for (int32_t begin = 0; begin < size; begin += RmsNormTiling::kPiece) {
-      int32_t left = size - begin < RmsNormTiling::kPiece ? size - begin : RmsNormTiling::kPiece;
+      const int32_t left = size - begin < RmsNormTiling::kPiece ? size - begin : RmsNormTiling::kPiece;
       const LocalTensor<float> piece = squares_[uint32_t(begin)];
-      while (left > kLanes) {  // the upper half onto the lower one
-        const int32_t half_size = whole_blocks<float>((left + 1) / 2);
-        Add(piece, piece, piece[uint32_t(half_size)], left - half_size);
-        PipeBarrier<PIPE_V>();
-        left = half_size;
-      }
-      Add(total_, total_, piece, left);
+      Add(total_, total_, piece, fold<false>(piece, left));
       PipeBarrier<PIPE_V>();
     }
   }

@@ -95,6 +95,12 @@ class RowReader {
     }
   }
 
+  // `count` pieces of `size` elements of one row, one after the other from element `begin` on.
+  __aicore__ inline void read_pieces(const LocalTensor<T>& to, int64_t row, int64_t begin, int32_t count, int32_t size,
+                                     int32_t pitch) const {
+    move(to.template ReinterpretCast<Bits<T>>(), row_offset(*rows_, row) + begin, count, size, 0, pitch);
+  }
+
  private:
   __aicore__ inline void move(const LocalTensor<Bits<T>>& to, int64_t offset, int32_t count, int32_t size, uint32_t gap,
                               int32_t pitch) const {
@@ -133,10 +139,36 @@ class RowWriter {
     DataCopyPad(data_[uint64_t(row * width_ + begin)], from.template ReinterpretCast<Bits<T>>(), params);
   }
 
+  // As RowReader's.
+  __aicore__ inline void write_pieces(const LocalTensor<T>& from, int64_t row, int64_t begin, int32_t count,
+                                      int32_t size, int32_t pitch) const {
+    DataCopyExtParams params;
+    params.blockCount = uint16_t(count);
+    params.blockLen = uint32_t(size) * uint32_t(sizeof(T));
+    params.srcStride = uint32_t(pitch - whole_blocks<T>(size)) * uint32_t(sizeof(T)) / kBlockBytes;
+    DataCopyPad(data_[uint64_t(row * width_ + begin)], from.template ReinterpretCast<Bits<T>>(), params);
+  }
+
  private:
   GlobalTensor<Bits<T>> data_;
   int64_t width_ = 0;
 };
+
+// Folds `size` values to at most 64, the upper half onto the lower one, and returns how many are left. The order depends
+// on the size alone.
+template <bool maximum>
+__aicore__ inline int32_t fold(const LocalTensor<float>& values, int32_t size) {
+  constexpr int32_t kLanes = 64;  // floats of a repeat
+  while (size > kLanes) {
+    const int32_t lower = whole_blocks<float>((size + 1) / 2);
+    const LocalTensor<float> upper = values[uint32_t(lower)];
+    if constexpr (maximum) Max(values, values, upper, size - lower);
+    else Add(values, values, upper, size - lower);
+    PipeBarrier<PIPE_V>();
+    size = lower;
+  }
+  return size;
+}
 
 // Exact: to float, in which all kernels compute.
 template <typename T>

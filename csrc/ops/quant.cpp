@@ -8,6 +8,7 @@
 #include "../cpu/parallel.h"
 #include "../cpu/quant.h"
 #include "../cuda/quant.h"
+#include "../npu/quant.h"
 #include "quant_format.h"
 #include "rows.h"
 
@@ -73,6 +74,7 @@ void launch_on_cpu(void (*kernel)(const Args&, int64_t, int64_t), const Args& ar
 
 void launch(const QuantizeArgs& args, const Tensor& x, Tensor& out) {
   if (x.is_cuda()) return cuda::quantize(args, x.get_device_index());
+  if (is_npu(x)) return npu::quantize(args, x.get_device_index());
   launch_on_cpu(cpu::quantize, args, out);
 }
 
@@ -91,6 +93,7 @@ std::tuple<Tensor, Tensor> quantize(const char* op, const Tensor& x, const Cut& 
   Tensor codes = new_codes(x, cut.sizes, format);
   Tensor scales = new_scales(op, x, cut.sizes, cut.down, cut.across, format, args.scales);
   args.codes = codes.mutable_data_ptr();
+  if (is_npu(x)) npu::check_quantize(op, args);
   launch(args, x, codes);
   return {codes, scales};
 }
@@ -276,5 +279,9 @@ static void implement(auto& m) {
 
 STABLE_TORCH_LIBRARY_IMPL(deepinfer, CPU, m) { implement(m); }
 STABLE_TORCH_LIBRARY_IMPL(deepinfer, CUDA, m) { implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(deepinfer, PrivateUse1, m) {
+  m.impl("quantize_per_token_group", TORCH_BOX(&quantize_per_token_group));
+  m.impl("quantize_per_token", TORCH_BOX(&quantize_per_token));
+}
 
 }  // namespace deepinfer

@@ -52,6 +52,14 @@ def silu() -> None:
     compare(ops.silu_and_mul, 3 * bf16(301, 777), bf16(301, 777), row_weights=weights, limit=7.0, rtol=2**-7)
 
 
+def quant() -> None:
+    compare(ops.quantize_per_token_group, bf16(61, 300), 100, dtype=torch.int8, round_scale=True)
+
+
+def quant_long() -> None:
+    compare(ops.quantize_per_token, bf16(3, 50000), dtype=torch.int8)
+
+
 def gelu_long() -> None:
     compare(ops.gelu_and_mul, 3 * torch.randn(3, 30001), torch.randn(3, 30001), rtol=1e-5)
 

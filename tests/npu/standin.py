@@ -43,7 +43,7 @@ def build(home: Path = HOME) -> Path:
     include = home / "include"
     (include / "flags").write_text(" ".join(KERNEL_FLAGS))
     header = str(include / "kernel_operator.h")
-    subprocess.run(["g++", *KERNEL_FLAGS, "-x", "c++-header", header, "-o", f"{header}.gch"], check=True)
+    subprocess.run(["g++", *KERNEL_FLAGS, "-w", "-x", "c++-header", header, "-o", f"{header}.gch"], check=True)
     fresh = library.with_suffix(f".{os.getpid()}")
     subprocess.run(
         ["g++", *FLAGS, "-shared", "-Wl,-soname,libascendcl.so", *map(str, sources), "-o", str(fresh), "-ldl"],

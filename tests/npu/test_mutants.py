@@ -68,9 +68,8 @@ MUTANTS = {
         "pipe_.InitBuffer(squares_buffer_, 3 * elements * sizeof(float));",
         r"InitBuffer: the buffers take \d+ bytes, the memory has", calls.norm_full,
     ),
-    "norm: destination of an addition overlaps its source": Mutant(
-        "norm_kernel.h", "Add(piece, piece, piece[uint32_t(half_size)], left - half_size);",
-        "Add(piece, piece, piece[8], left - half_size);",
+    "rows: destination of an addition overlaps its source": Mutant(
+        "rows.h", "upper = values[uint32_t(lower)]", "upper = values[8]",
         "Add: the destination overlaps a source in part", calls.norm,
     ),
     "norm: a stray element beside those written": Mutant(
@@ -102,6 +101,29 @@ MUTANTS = {
     "gated: too little room for the floats": Mutant(
         "activation_kernel.h", "(2 + kScratch) * elements", "(1 + kScratch) * elements",
         r"an offset of \d+ elements, past the tensor|bytes of a tensor that has", calls.gelu_long,
+    ),
+    "quant: factors read by the scalar unit too early": Mutant(
+        "quant_kernel.h", "    hand_over<HardEvent::V_S>(pipe_);\n", "",
+        "GetValue: a read of byte .* on pipe S is not ordered after a write on pipe V", calls.quant,
+    ),
+    "quant: scales written one by one from where they do not lie": Mutant(
+        "quant_kernel.h", "scales[uint32_t(piece * kStep)], params", "scales[uint32_t(piece)], params",
+        "DataCopyPad from the core: the address .* is not a multiple of 32", calls.quant,
+    ),
+    "quant: conversion that does not exist": Mutant(
+        "quant_kernel.h", "Cast(codes, halves, RoundMode::CAST_RINT", "Cast(codes, whole, RoundMode::CAST_RINT",
+        "Cast: this conversion does not exist", calls.quant,
+    ),
+    "quant: values not cleared between the groups": Mutant(
+        "quant_kernel.h", "    Duplicate(values_, 0.0f, elements);\n    PipeBarrier<PIPE_V>();\n", "",
+        "Abs: a read of byte .* that nothing has written", calls.quant,
+    ),
+    "quant: codes of a long group before they are made": Mutant(
+        "quant_kernel.h", "      code_queue_.EnQue(codes);\n      codes = code_queue_.template DeQue<int8_t>();\n"
+        "      codes_.write_pieces(codes, row, begin + at, 1, part, whole_blocks<int8_t>(part));\n",
+        "      codes_.write_pieces(codes, row, begin + at, 1, part, whole_blocks<int8_t>(part));\n"
+        "      code_queue_.EnQue(codes);\n      codes = code_queue_.template DeQue<int8_t>();\n",
+        "on pipe MTE3 is not ordered after a write on pipe V", calls.quant_long,
     ),
     "rows: event id 9": Mutant(
         "rows.h", "SetFlag<event>(id);\n  WaitFlag<event>(id);", "SetFlag<event>(9);\n  WaitFlag<event>(9);",

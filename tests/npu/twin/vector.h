@@ -113,6 +113,17 @@ TWIN_SCALAR(Maxs, x < y ? y : x)
 TWIN_SCALAR(Mins, y < x ? y : x)
 #undef TWIN_SCALAR
 
+#define TWIN_SHIFT(name, expression)                                                            \
+  template <typename T>                                                                         \
+  void name(const LocalTensor<T>& to, const LocalTensor<T>& from, T bits, int32_t count) {      \
+    static_assert(detail::one_of<T, int16_t, uint16_t, int32_t, uint32_t>);                     \
+    if (bits < T(0) || bits > T(8 * sizeof(T))) twin::core().fail(#name " by more bits than there are"); \
+    detail::elementwise(#name, to, count, [=](T x) { return T(expression); }, from);            \
+  }
+TWIN_SHIFT(ShiftLeft, std::make_unsigned_t<T>(x) << bits)
+TWIN_SHIFT(ShiftRight, x >> bits)
+#undef TWIN_SHIFT
+
 template <typename T>
 void Duplicate(const LocalTensor<T>& to, T value, int32_t count) {
   static_assert(sizeof(T) == 2 || sizeof(T) == 4, "Duplicate takes elements of 2 and 4 bytes");
