@@ -35,6 +35,8 @@ def opcheck(op: torch._ops.OpOverload, args: tuple, kwargs: dict | None = None) 
     checks = ["test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
     if not float8:
         checks.append("test_schema")  # compares the inputs before and after, which torch cannot for float8
+    if any(isinstance(a, torch.Tensor) and a.device.type == "npu" for a in args):
+        checks.remove("test_autograd_registration")  # knows a few devices only
     before = [a.float() for a in float8]
     result = torch.library.opcheck(op, args, kwargs or {}, test_utils=checks, raise_exception=True)
     assert set(result.values()) == {"SUCCESS"}, result

@@ -123,8 +123,8 @@ def test_map_of_local_experts(device):
 @pytest.mark.parametrize("experts", [5_000, 100_000])
 def test_map_of_very_many_experts(device, experts):
     ids = random_ids(50, 3, experts, 0.1).to(device)
-    if device == "cuda" and experts == 100_000:
-        with pytest.raises(ValueError, match=r"moe_expert_map: at most \d+ local experts on this GPU, got 100000"):
+    if device != "cpu" and experts == 100_000:
+        with pytest.raises(ValueError, match=r"moe_expert_map: at most \d+ local experts on this .PU, got 100000"):
             ops.moe_expert_map(ids, experts)
     else:
         expert_map(ids, experts)

@@ -8,6 +8,7 @@
 #include "../cpu/pages.h"
 #include "../cpu/parallel.h"
 #include "../cuda/moe_dispatch.h"
+#include "../npu/moe_dispatch.h"
 #include "expert_map.h"
 #include "indices.h"
 #include "quant_format.h"
@@ -67,6 +68,16 @@ void sort_on_cuda(ExpertMapArgs& args, const Tensor& ids) {
   expert_map_on_cuda(args, ids);
 }
 
+void sort_on_npu(ExpertMapArgs& args, const Tensor& ids) {
+  check_indices("moe_expert_map", "topk_ids", ids, -1, args.num_experts);
+  const int64_t most = npu::most_local_experts();
+  DI_CHECK(args.num_local_experts <= most, "moe_expert_map: at most ", most, " local experts on this NPU, got ",
+           args.num_local_experts);
+  const int device = ids.get_device_index();
+  Tensor counts = new_tensor(ids, {npu::cores(device), args.num_local_experts}, ScalarType::Int);
+  npu::expert_map(args, static_cast<int32_t*>(counts.mutable_data_ptr()), device);
+}
+
 std::tuple<Tensor, Tensor, Tensor, Tensor> moe_expert_map(const Tensor& topk_ids, int64_t num_experts,
                                                           int64_t alignment, int64_t first_expert,
                                                           std::optional<int64_t> num_local_experts) {
@@ -108,6 +119,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> moe_expert_map(const Tensor& topk_ids
   args.counts = static_cast<int32_t*>(counts.mutable_data_ptr());
   if (topk_ids.is_cuda()) {
     sort_on_cuda(args, topk_ids);
+  } else if (is_npu(topk_ids)) {
+    sort_on_npu(args, topk_ids);
   } else {
     sort_on_cpu(args);
   }
@@ -146,6 +159,8 @@ Tensor permute(const char* op, const Tensor& x, const Tensor& rows_to_slots, int
   args.topk = topk;
   if (x.is_cuda()) {
     cuda::moe_permute(args, x.get_device_index());
+  } else if (is_npu(x)) {
+    npu::moe_permute(args, x.get_device_index());
   } else {
     cpu::prefer_huge_pages(args.out, args.rows * args.row_bytes);
     cpu::parallel(cpu::moe_permute, args, args.rows, args.row_bytes * 2);
@@ -221,6 +236,10 @@ Tensor sum_rows(MoeUnpermuteArgs& args, const Tensor& y, ScalarType dtype) {
   args.out = out.mutable_data_ptr();
   if (y.is_cuda()) {
     cuda::moe_unpermute(args, y.get_device_index());
+  } else if (is_npu(y)) {
+    DI_CHECK(args.topk <= npu::most_choices(), "moe_unpermute: at most ", npu::most_choices(),
+             " choices a token on this NPU, got ", args.topk);
+    npu::moe_unpermute(args, y.get_device_index());
   } else {
     cpu::parallel(cpu::moe_unpermute, args, args.tokens, args.hidden_size * (args.topk + 1) * 4);
   }
@@ -302,5 +321,10 @@ static void implement(auto& m) {
 
 STABLE_TORCH_LIBRARY_IMPL(deepinfer, CPU, m) { implement(m); }
 STABLE_TORCH_LIBRARY_IMPL(deepinfer, CUDA, m) { implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(deepinfer, PrivateUse1, m) {
+  m.impl("moe_expert_map", TORCH_BOX(&moe_expert_map));
+  m.impl("moe_permute", TORCH_BOX(&moe_permute));
+  m.impl("moe_unpermute", TORCH_BOX(&moe_unpermute));
+}
 
 }  // namespace deepinfer

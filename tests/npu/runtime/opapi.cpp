@@ -17,7 +17,7 @@ namespace {
 
 enum Type : int {
   kFloat = 0, kHalf = 1, kInt8 = 2, kInt32 = 3, kUint8 = 4, kInt16 = 6, kInt64 = 9, kDouble = 11, kBool = 12,
-  kBfloat16 = 27, kE5m2 = 35, kE4m3 = 36, kE8m0 = 37,
+  kComplex64 = 16, kBfloat16 = 27, kE5m2 = 35, kE4m3 = 36, kE8m0 = 37,
 };  // fmt: skip
 
 struct Tensor {
@@ -29,6 +29,7 @@ struct Tensor {
   size_t item() const {
     switch (type) {
       case kInt64:
+      case kComplex64:
       case kDouble: return 8;
       case kFloat:
       case kInt32: return 4;
@@ -82,6 +83,7 @@ bool read(int type, const char* from, double& value) {
     case kInt16: return value = load<int16_t>(from), true;
     case kInt32: return value = load<int32_t>(from), true;
     case kInt64: return value = double(load<int64_t>(from)), true;
+    case kE4m3: return value = twin::to_float(load<fp8_e4m3fn_t>(from)), true;
     default: return false;
   }
 }
@@ -97,6 +99,8 @@ bool write(int type, char* to, double value) {
     case kInt16: return store(to, int16_t(value)), true;
     case kInt32: return store(to, int32_t(value)), true;
     case kInt64: return store(to, int64_t(value)), true;
+    case kE4m3: return store(to, twin::from_float<fp8_e4m3fn_t>(float(value))), true;
+    case kComplex64: return store(to, float(value)), store(to + 4, 0.f), true;
     default: return false;
   }
 }

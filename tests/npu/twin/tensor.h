@@ -61,6 +61,8 @@ constexpr std::pair<twin::Pipe, twin::Pipe> ends_of(TPosition position) {
 
 }  // namespace detail
 
+class TPipe;
+
 // A piece of a memory on the core. Copies are views of the same bytes.
 template <typename T>
 class LocalTensor {
@@ -184,8 +186,9 @@ struct Queue {
 
 }  // namespace detail
 
-template <TPosition position, int depth>
-class TQue {
+namespace detail {
+
+class QueueBase {
  public:
   template <typename T>
   LocalTensor<T> AllocTensor() {
@@ -236,7 +239,7 @@ class TQue {
   }
 
  private:
-  friend class TPipe;
+  friend class AscendC::TPipe;
 
   twin::Core& begin(const char* name) const {
     twin::core().name_instruction(name);
@@ -259,6 +262,17 @@ class TQue {
   }
 
   std::shared_ptr<detail::Queue> queue_;
+};
+
+}  // namespace detail
+
+template <TPosition position, int depth>
+class TQue : public detail::QueueBase {};
+
+// Filled and emptied by copies: what is in its buffers is not computed with.
+template <TPosition from, TPosition to, int depth>
+class TQueBind : public detail::QueueBase {
+  static_assert(from == TPosition::VECIN && to == TPosition::VECOUT);
 };
 
 template <TPosition position = TPosition::VECCALC>
@@ -288,19 +302,11 @@ class TPipe {
 
   template <TPosition position, int depth>
   bool InitBuffer(TQue<position, depth>& queue, uint8_t count, uint32_t bytes) {
-    twin::Core& core = twin::core();
-    core.name_instruction("InitBuffer");
-    auto made = std::make_shared<detail::Queue>();
-    made->space = detail::space_of(position);
-    std::tie(made->producer, made->consumer) = detail::ends_of(position);
-    made->bytes = (bytes + 31) / 32 * 32;
-    for (int i = 0; i < count; ++i) {
-      made->buffers.push_back({core.take_buffer(made->space, bytes)});
-      made->free.push_back(i);
-    }
-    queue.queue_ = made;
-    queues_.push_back(made);
-    return true;
+    return make(queue, detail::space_of(position), detail::ends_of(position), count, bytes);
+  }
+  template <TPosition from, TPosition to, int depth>
+  bool InitBuffer(TQueBind<from, to, depth>& queue, uint8_t count, uint32_t bytes) {
+    return make(queue, twin::kUB, {twin::kMTE2, twin::kMTE3}, count, bytes);
   }
   template <TPosition position>
   bool InitBuffer(TBuf<position>& buffer, uint32_t bytes) {
@@ -321,6 +327,24 @@ class TPipe {
   }
 
  private:
+  bool make(detail::QueueBase& queue, twin::Space space, std::pair<twin::Pipe, twin::Pipe> ends, uint8_t count,
+            uint32_t bytes) {
+    twin::Core& core = twin::core();
+    core.name_instruction("InitBuffer");
+    auto made = std::make_shared<detail::Queue>();
+    made->space = space;
+    made->producer = ends.first;
+    made->consumer = ends.second;
+    made->bytes = (bytes + 31) / 32 * 32;
+    for (int i = 0; i < count; ++i) {
+      made->buffers.push_back({core.take_buffer(space, bytes)});
+      made->free.push_back(i);
+    }
+    queue.queue_ = made;
+    queues_.push_back(made);
+    return true;
+  }
+
   std::vector<std::shared_ptr<detail::Queue>> queues_;
 };
 

@@ -36,6 +36,13 @@ inline float to_float(float x) { return x; }
 inline float to_float(half x) { return float(bits_of<_Float16>(x.bits)); }
 inline float to_float(bfloat16_t x) { return bits_of<float>(uint32_t(x.bits) << 16); }
 
+inline float to_float(fp8_e4m3fn_t x) {
+  const int exponent = x.bits >> 3 & 15, mantissa = x.bits & 7;
+  const float magnitude = exponent == 0 ? std::ldexp(float(mantissa), -9) : std::ldexp(8.f + float(mantissa), exponent - 10);
+  if ((x.bits & 0x7f) == 0x7f) return std::numeric_limits<float>::quiet_NaN();
+  return x.bits & 0x80 ? -magnitude : magnitude;
+}
+
 // To nearest, ties to even; what is too large becomes infinite, NaN stays NaN.
 template <typename T>
 T from_float(float x);
