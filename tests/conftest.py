@@ -10,7 +10,7 @@ import torch
 import torch_deepinfer  # noqa: F401
 
 # The families that have NPU kernels, by their test files.
-NPU_FAMILIES = {"test_norm", "test_activation", "test_moe_dispatch"}
+NPU_FAMILIES = {"test_norm", "test_activation", "test_moe_dispatch", "test_rope", "test_rope_qk_norm"}
 
 STANDIN = os.environ.get("DEEPINFER_STANDIN")  # set where tests/npu/standin.py takes the place of an NPU
 

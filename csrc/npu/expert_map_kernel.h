@@ -13,15 +13,6 @@
 
 namespace deepinfer::npu {
 
-template <bool wide>
-struct IdType {
-  using type = int32_t;
-};
-template <>
-struct IdType<true> {
-  using type = int64_t;
-};
-
 // The slots of one chunk, a piece at a time.
 template <typename Id>
 class SlotReader {
@@ -68,7 +59,7 @@ template <typename Config>
 __aicore__ inline void expert_count(GM_ADDR ids, GM_ADDR counts, const ExpertMapTiling& tiling) {
   TPipe pipe;
   TBuf<TPosition::VECCALC> buffer;
-  SlotReader<typename IdType<Config::wide != 0>::type> slots;
+  SlotReader<Wide<Config::wide != 0>> slots;
   slots.init(pipe, ids, tiling);
   const int32_t experts = int32_t(tiling.num_local_experts);
   pipe.InitBuffer(buffer, uint32_t(experts) * uint32_t(sizeof(int32_t)));
@@ -93,7 +84,7 @@ __aicore__ inline void expert_count(GM_ADDR ids, GM_ADDR counts, const ExpertMap
 
 template <typename C>
 class ExpertPlace {
-  using Id = typename IdType<C::wide != 0>::type;
+  using Id = Wide<C::wide != 0>;
   static constexpr int32_t kStep = 8;  // numbers from slot to slot: each is copied from a block of its own
   static constexpr int32_t kFill = 256;
 

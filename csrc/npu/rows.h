@@ -44,6 +44,30 @@ struct BitsOf<4> {
 template <typename T>
 using Bits = typename BitsOf<sizeof(T)>::type;
 
+// Indices are int32 or int64.
+template <bool wide>
+struct WideOf {
+  using type = int32_t;
+};
+template <>
+struct WideOf<true> {
+  using type = int64_t;
+};
+template <bool wide>
+using Wide = typename WideOf<wide>::type;
+
+// An integer that vectors add, to copy elements to the bit.
+template <int bytes>
+struct SignedOf {
+  using type = int32_t;
+};
+template <>
+struct SignedOf<2> {
+  using type = int16_t;
+};
+template <int bytes>
+using SignedBits = typename SignedOf<bytes>::type;
+
 constexpr int32_t kBlockBytes = 32;  // of the unified buffer: what copies and vectors are aligned to
 
 template <typename T>
@@ -152,6 +176,29 @@ class RowWriter {
  private:
   GlobalTensor<Bits<T>> data_;
   int64_t width_ = 0;
+};
+
+// Rows to a strided tensor.
+template <typename T>
+class StridedWriter {
+ public:
+  __aicore__ inline void init(GM_ADDR data, int64_t bytes, const Rows& rows) {
+    data_.SetGlobalBuffer((__gm__ Bits<T>*)data, uint64_t(bytes) / sizeof(T));
+    rows_ = &rows;
+  }
+
+  __aicore__ inline void write(const LocalTensor<T>& from, int64_t row, int32_t count, int64_t begin, int32_t size,
+                               int32_t pitch) const {
+    const LocalTensor<Bits<T>> bits = from.template ReinterpretCast<Bits<T>>();
+    DataCopyExtParams params;
+    params.blockLen = uint32_t(size) * uint32_t(sizeof(T));
+    for (int32_t i = 0; i < count; ++i)
+      DataCopyPad(data_[uint64_t(row_offset(*rows_, row + i) + begin)], bits[uint32_t(i * pitch)], params);
+  }
+
+ private:
+  GlobalTensor<Bits<T>> data_;
+  const Rows* rows_ = nullptr;
 };
 
 // Folds `size` values to at most 64, the upper half onto the lower one, and returns how many are left. The order depends

@@ -6,6 +6,7 @@
 #include "../cpu/parallel.h"
 #include "../cpu/rope.h"
 #include "../cuda/rope.h"
+#include "../npu/rope.h"
 #include "check.h"
 #include "indices.h"
 #include "norm_op.h"
@@ -19,10 +20,15 @@ namespace {
 constexpr int64_t kMostHeadSize = 1 << 20;  // column numbers are ints on a device
 
 struct Angles {
-  const Tensor& cos;
-  const Tensor& sin;
+  Tensor cos, sin;
   const std::optional<Tensor>& positions;
 };
+
+// The tables as the kernels take them: an NPU reads no single columns.
+Angles angles_of(const Tensor& cos, const Tensor& sin, const std::optional<Tensor>& positions) {
+  const auto usable = [](const Tensor& table) { return is_npu(table) ? with_dense_rows(table) : table; };
+  return {usable(cos), usable(sin), positions};
+}
 
 RopeStyle rope_style(const char* op, const std::string& name) {
   if (name == "half") return RopeStyle::half;
@@ -125,6 +131,11 @@ void launch(const char* op, RopeArgs& args, const Tensor& q, const Angles& angle
   }
   if (angles.positions) check_indices(op, "positions", *angles.positions, 0, args.cache_rows);
   if (q.is_cuda()) return cuda::rotary_embedding(args, q.get_device_index());
+  if (is_npu(q)) {
+    DI_CHECK(args.head_size <= npu::most_rope_size(), op, ": the last dimension of q must not exceed ",
+             npu::most_rope_size(), " on an NPU, got ", args.head_size);
+    return npu::rotary_embedding(args, q.get_device_index());
+  }
   cpu::parallel(cpu::rotary_embedding, args, args.rows[0] + args.rows[1], args.head_size * 4);
 }
 
@@ -146,7 +157,7 @@ std::tuple<Tensor, Tensor> rotary_embedding(const Tensor& q, const std::optional
                                             std::optional<int64_t> rotary_dim) {
   const char* op = "rotary_embedding";
   RopeArgs args{};
-  const Angles angles{cos, sin, positions};
+  const Angles angles = angles_of(cos, sin, positions);
   prepare(op, args, q, k, angles, style, inverse, rotary_dim);
   return rotated(op, args, q, k, angles);
 }
@@ -154,7 +165,7 @@ std::tuple<Tensor, Tensor> rotary_embedding(const Tensor& q, const std::optional
 // Whether a kernel norms and rotates in one go: it holds a row in a type that the norm does not change.
 bool is_one_kernel(const RopeArgs& args, const Tensor& q, ScalarType normed) {
   if (normed != q.scalar_type() || args.head_size > RopeNorm::kMostHeadSize) return false;
-  return !q.is_cuda() || cuda::norms_rows(args);
+  return q.is_cpu() || (q.is_cuda() && cuda::norms_rows(args));
 }
 
 std::tuple<Tensor, Tensor> qk_norm_rope(const Tensor& q, const std::optional<Tensor>& k,
@@ -164,7 +175,7 @@ std::tuple<Tensor, Tensor> qk_norm_rope(const Tensor& q, const std::optional<Ten
                                         std::optional<int64_t> rotary_dim, const std::string& form) {
   const char* op = "qk_norm_rope";
   RopeArgs args{};
-  const Angles angles{cos, sin, positions};
+  const Angles angles = angles_of(cos, sin, positions);
   prepare(op, args, q, k, angles, style, inverse, rotary_dim);
   RopeNorm& norm = args.norm;
   norm.form = weight_form(op, form);
@@ -215,7 +226,7 @@ void rotary_embedding_(Tensor q, std::optional<Tensor> k, const Tensor& cos, con
                        std::optional<int64_t> rotary_dim) {
   const char* op = "rotary_embedding_";
   RopeArgs args{};
-  const Angles angles{cos, sin, positions};
+  const Angles angles = angles_of(cos, sin, positions);
   prepare(op, args, q, k, angles, style, inverse, rotary_dim);
   check_destination(op, "q", q, angles);
   if (k) {
@@ -258,5 +269,6 @@ static void implement(auto& m) {
 
 STABLE_TORCH_LIBRARY_IMPL(deepinfer, CPU, m) { implement(m); }
 STABLE_TORCH_LIBRARY_IMPL(deepinfer, CUDA, m) { implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(deepinfer, PrivateUse1, m) { implement(m); }
 
 }  // namespace deepinfer

@@ -60,6 +60,30 @@ def quant_long() -> None:
     compare(ops.quantize_per_token, bf16(3, 50000), dtype=torch.int8)
 
 
+def expert_ids() -> torch.Tensor:
+    return torch.randint(-1, 40, (700, 3))
+
+
+def expert_map() -> None:
+    compare(ops.moe_expert_map, expert_ids(), 40, alignment=8, first_expert=3)
+
+
+def expert_map_long() -> None:
+    compare(ops.moe_expert_map, torch.randint(-1, 7, (3000, 4)).int(), 7)
+
+
+def permute() -> None:
+    rows_to_slots, *_ = ops.moe_expert_map(expert_ids(), 40, alignment=8)
+    compare(ops.moe_permute, bf16(700, 100), rows_to_slots, 3)
+    compare(ops.moe_permute, torch.randn(700, 20000)[:2], torch.tensor([0, 1, -1]).int(), 1)
+
+
+def unpermute() -> None:
+    _, slots_to_rows, *_ = ops.moe_expert_map(expert_ids(), 40, alignment=8)
+    compare(ops.moe_unpermute, bf16(2500, 100), slots_to_rows, torch.rand(700, 3))
+    compare(ops.moe_unpermute, torch.randn(5, 20000), torch.tensor([[0, 4], [3, -1]]).int())
+
+
 def gelu_long() -> None:
     compare(ops.gelu_and_mul, 3 * torch.randn(3, 30001), torch.randn(3, 30001), rtol=1e-5)
 

@@ -44,6 +44,7 @@ def build(home: Path = HOME) -> Path:
     (include / "flags").write_text(" ".join(KERNEL_FLAGS))
     header = str(include / "kernel_operator.h")
     subprocess.run(["g++", *KERNEL_FLAGS, "-w", "-x", "c++-header", header, "-o", f"{header}.gch"], check=True)
+    shutil.rmtree(home / "cache", ignore_errors=True)  # kernels that an older model has compiled
     fresh = library.with_suffix(f".{os.getpid()}")
     subprocess.run(
         ["g++", *FLAGS, "-shared", "-Wl,-soname,libascendcl.so", *map(str, sources), "-o", str(fresh), "-ldl"],
@@ -62,6 +63,7 @@ def environment(home: Path) -> dict[str, str]:
         "ASCEND_OPP_PATH": str(home / "opp"),
         "LD_LIBRARY_PATH": ":".join(filter(None, libraries)),
         "TASK_QUEUE_ENABLE": os.environ.get("TASK_QUEUE_ENABLE", "0"),  # errors where they arise
+        "OMP_NUM_THREADS": "1",
         "DEEPINFER_STANDIN": os.environ.get("DEEPINFER_STANDIN", "direct"),
         "DEEPINFER_CACHE_DIR": str(home / "cache"),
         "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")])),

@@ -125,6 +125,51 @@ MUTANTS = {
         "      code_queue_.EnQue(codes);\n      codes = code_queue_.template DeQue<int8_t>();\n",
         "on pipe MTE3 is not ordered after a write on pipe V", calls.quant_long,
     ),
+    "expert map: slots numbered before the last numbers are out": Mutant(
+        "expert_map_kernel.h", "      hand_over<HardEvent::MTE3_S>(pipe_);\n", "",
+        "SetValue: a write of byte .* on pipe S is not ordered after a read on pipe MTE3", calls.expert_map_long,
+    ),
+    "expert map: ids read before they have arrived": Mutant(
+        "expert_map_kernel.h", "    hand_over<HardEvent::MTE2_S>(*pipe_);\n", "",
+        "GetValue: a read of byte .* on pipe S is not ordered after a write on pipe MTE2", calls.expert_map,
+    ),
+    "expert map: all chunks begin at the same rows": Mutant(
+        "expert_map_kernel.h", "chunk < GetBlockIdx()", "chunk < 0",
+        "of a piece in global memory, which core . has written", calls.expert_map,
+    ),
+    "expert map: counts out before they are complete": Mutant(
+        "expert_map_kernel.h", "  hand_over<HardEvent::S_MTE3>(pipe);\n", "",
+        "DataCopyPad from the core: a read of byte .* on pipe MTE3 is not ordered after a write on pipe S",
+        calls.expert_map,
+    ),
+    "expert map: numbers too close for copies": Mutant(
+        "expert_map_kernel.h", "kStep = 8;", "kStep = 4;", "is not a multiple of 32", calls.expert_map,
+    ),
+    "permute: the map of the next tile over the last one": Mutant(
+        "permute_kernel.h", "      hand_over<HardEvent::S_MTE2>(pipe_);\n", "",
+        "DataCopyPad to the core: a write of byte .* on pipe MTE2 is not ordered after a read on pipe S", calls.permute,
+    ),
+    "permute: zeros copied before they are there": Mutant(
+        "permute_kernel.h", "    hand_over<HardEvent::V_MTE3>(pipe_);\n", "",
+        "DataCopyPad from the core: a read of byte .* on pipe MTE3 is not ordered after a write on pipe V",
+        calls.permute,
+    ),
+    "permute: rows of another token": Mutant(
+        "permute_kernel.h", "slot / tiling_.topk * tiling_.row_stride", "slot * tiling_.row_stride",
+        "DataCopyPad to the core: bytes .* of a buffer of|an offset of", calls.permute,
+    ),
+    "unpermute: weights before they are floats": Mutant(
+        "unpermute_kernel.h", "      hand_over<HardEvent::V_S>(pipe_);\n", "",
+        "GetValue: a read of byte .* on pipe S is not ordered after a write on pipe V", calls.unpermute,
+    ),
+    "unpermute: row summed while it is scaled": Mutant(
+        "unpermute_kernel.h", "      Muls(term_, term_, factor, n);\n      PipeBarrier<PIPE_V>();\n",
+        "      Muls(term_, term_, factor, n);\n", "Add: a read of byte .* on pipe V is not ordered", calls.unpermute,
+    ),
+    "unpermute: chunk beyond the row": Mutant(
+        "unpermute_kernel.h", "left < tiling_.chunk ? int32_t(left) : tiling_.chunk, n =", "tiling_.chunk, n =",
+        "of a buffer of|of a piece in global memory is not ordered", calls.unpermute,
+    ),
     "rows: event id 9": Mutant(
         "rows.h", "SetFlag<event>(id);\n  WaitFlag<event>(id);", "SetFlag<event>(9);\n  WaitFlag<event>(9);",
         "SetFlag: event ids are 0 to 7, got 9", calls.norm,

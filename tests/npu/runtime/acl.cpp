@@ -207,10 +207,8 @@ ACL int aclrtLaunchKernelWithHostArgs(void* function, uint32_t blocks, void* str
   return enqueue(stream_of(stream), [=, &kernel] {
     static const twin::Options options = twin::options_from_environment();
     const Open open;
-    twin::Global global;
-    for (const auto& [address, size] : allocations()) global.allow(address, size);
     const std::string fault =
-        twin::launch(kernel.arch, int(blocks), options, global, kernel.run, packed.data());
+        twin::launch(kernel.arch, int(blocks), options, allocations(), kernel.run, packed.data());
     return fault.empty() ? int(kOk) : report(kKernelFailed, kernel.name + ": " + fault);
   });
 }

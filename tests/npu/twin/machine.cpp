@@ -62,19 +62,24 @@ bool Global::allowed(const void* begin, size_t bytes) const {
                      [&](const Range& range) { return address >= range.begin && address + bytes <= range.end; });
 }
 
-Global::Byte& Global::at(const char* address) {
-  const auto number = reinterpret_cast<uintptr_t>(address);
-  std::vector<Byte>& page = pages_[number / kPage];
-  if (page.empty()) page.resize(kPage);
-  return page[number % kPage];
+Global::Byte* Global::page_of(uintptr_t address) {
+  Page& page = pages_[address / kPage];
+  if (page.launch != launch_) {
+    page.launch = launch_;
+    page.bytes.assign(kPage, Byte{});
+  }
+  return page.bytes.data();
 }
 
-void Global::forget() { pages_.clear(); }
+void Global::forget() {
+  constexpr size_t kKept = 4096;
+  if (pages_.size() > kKept) pages_.clear();
+  ranges_.clear();
+  ++launch_;
+}
 
-Core::Core(const Arch& arch, const Options& options, Global& global)
-    : arch_(arch), options_(options), global_(global) {}
-
-void Core::start(int index, int count) {
+void Core::start(const Options& options, int index, int count) {
+  options_ = options;
   index_ = index;
   count_ = count;
   buffers_ = 0;
@@ -182,28 +187,32 @@ void Core::mark_undefined(Space space, size_t offset, size_t bytes) {
 }
 
 void Core::access_global(Pipe pipe, uint32_t tick, const char* address, size_t bytes, bool write) {
+  if (bytes > 0 && !global_.allowed(address, bytes)) fail("an access outside of all device memory");
+  Global::Byte* page = nullptr;
   for (size_t i = 0; i < bytes; ++i) {
-    Global::Byte& byte = global_.at(address + i);
+    const uintptr_t at = reinterpret_cast<uintptr_t>(address) + i;
+    if (!page || at % Global::kPage == 0) page = global_.page_of(at);
+    Global::Byte& byte = page[at % Global::kPage];
     const auto where = [&] { return " of byte " + std::to_string(i) + " of a piece in global memory"; };
     if (byte.writer >= 0 && byte.writer != index_)
       fail(std::string(write ? "a write" : "a read") + where() + ", which core " + std::to_string(byte.writer) +
            " has written");
-    if (options_.races && byte.writer == index_ && !knows(pipe, byte.write_pipe, byte.write_tick) &&
+    if (options_.races && byte.writer == index_ && !knows(pipe, Pipe(byte.write_pipe), byte.write_tick) &&
         !(byte.write_pipe == pipe && byte.write_tick == tick))
       fail(std::string(write ? "a write" : "a read") + where() + " is not ordered after its write on pipe " +
-           name_of(byte.write_pipe));
+           name_of(Pipe(byte.write_pipe)));
     if (write) {
       if (byte.reader == Global::kMany || (byte.reader >= 0 && byte.reader != index_))
         fail("a write" + where() + ", which another core has read");
-      if (options_.races && byte.reader == index_ && !knows(pipe, byte.read_pipe, byte.read_tick))
-        fail("a write" + where() + " is not ordered after its read on pipe " + name_of(byte.read_pipe));
+      if (options_.races && byte.reader == index_ && !knows(pipe, Pipe(byte.read_pipe), byte.read_tick))
+        fail("a write" + where() + " is not ordered after its read on pipe " + name_of(Pipe(byte.read_pipe)));
       byte.writer = index_;
       byte.write_tick = tick;
-      byte.write_pipe = pipe;
+      byte.write_pipe = int8_t(pipe);
     } else {
       byte.reader = byte.reader == -1 || byte.reader == index_ ? index_ : Global::kMany;
       byte.read_tick = tick;
-      byte.read_pipe = pipe;
+      byte.read_pipe = int8_t(pipe);
     }
   }
 }
@@ -314,27 +323,32 @@ Core& core() {
   return *current;
 }
 
-std::string launch(int arch_number, int blocks, const Options& options, Global& global, void (*kernel)(const void*),
+std::string launch(int arch_number, int blocks, const Options& options,
+                   const std::vector<std::pair<const void*, size_t>>& ranges, void (*kernel)(const void*),
                    const void* data) {
   if (blocks < 1 || blocks > kMaxBlocks) return "a launch of " + std::to_string(blocks) + " blocks";
   std::vector<int> order(static_cast<size_t>(blocks));
   std::iota(order.begin(), order.end(), 0);
   std::shuffle(order.begin(), order.end(), std::mt19937_64(options.seed));
+  static thread_local Global global;  // both are large: kept from launch to launch
+  static thread_local std::map<int, std::unique_ptr<Core>> cores;
   global.forget();
+  for (const auto& [begin, bytes] : ranges) global.allow(begin, bytes);
+  std::string fault;
   try {
-    Core core(arch(arch_number), options, global);
-    current = &core;
+    std::unique_ptr<Core>& core = cores[arch_number];
+    if (!core) core = std::make_unique<Core>(arch(arch_number), global);
+    current = core.get();
     for (int index : order) {
-      core.start(index, blocks);
+      core->start(options, index, blocks);
       kernel(data);
-      core.finish();
+      core->finish();
     }
-  } catch (const Fault& fault) {
-    current = nullptr;
-    return fault.what();
+  } catch (const Fault& error) {
+    fault = error.what();
   }
   current = nullptr;
-  return "";
+  return fault;
 }
 
 }  // namespace twin

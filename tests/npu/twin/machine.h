@@ -18,6 +18,7 @@
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <unordered_map>
 #include <vector>
 
 namespace twin {
@@ -73,23 +74,28 @@ class Global {
   struct Byte {
     int32_t writer = -1, reader = -1;  // cores; kMany: several readers
     uint32_t write_tick = 0, read_tick = 0;
-    Pipe write_pipe = kS, read_pipe = kS;
+    int8_t write_pipe = 0, read_pipe = 0;
   };
   static constexpr int32_t kMany = -2;
-  Byte& at(const char* address);
-  void forget();  // all accesses, for a new launch
+  static constexpr uintptr_t kPage = 4096;
+  Byte* page_of(uintptr_t address);  // kPage bytes, the first at a multiple of kPage
+  void forget();                     // all accesses and ranges, for a new launch
 
  private:
-  static constexpr uintptr_t kPage = 4096;
+  struct Page {
+    uint64_t launch = 0;
+    std::vector<Byte> bytes;
+  };
   std::vector<Range> ranges_;
-  std::map<uintptr_t, std::vector<Byte>> pages_;
+  std::unordered_map<uintptr_t, Page> pages_;
+  uint64_t launch_ = 0;
 };
 
 class Core {
  public:
-  Core(const Arch& arch, const Options& options, Global& global);
+  Core(const Arch& arch, Global& global) : arch_(arch), global_(global) {}
 
-  void start(int index, int count);  // a kernel on core `index` of `count`
+  void start(const Options& options, int index, int count);  // a kernel on core `index` of `count`
   void finish();                     // checks what must hold at its end
 
   [[noreturn]] void fail(const std::string& message) const;
@@ -147,7 +153,7 @@ class Core {
   void check_event(int event) const;
 
   const Arch& arch_;
-  const Options& options_;
+  Options options_;
   Global& global_;
   std::array<Memory, kSpaces> memories_;
   std::array<Clock, kPipes> clocks_;
@@ -162,9 +168,10 @@ class Core {
 // The core that the running kernel is on.
 Core& core();
 
-// Runs `kernel(data)` on `blocks` cores, one after the other in an order drawn from the seed. Returns what went wrong
-// first, or an empty string.
-std::string launch(int arch_number, int blocks, const Options& options, Global& global, void (*kernel)(const void*),
+// Runs `kernel(data)` on `blocks` cores, one after the other in an order drawn from the seed. The kernel may touch the
+// given ranges of memory. Returns what went wrong first, or an empty string.
+std::string launch(int arch_number, int blocks, const Options& options,
+                   const std::vector<std::pair<const void*, size_t>>& ranges, void (*kernel)(const void*),
                    const void* data);
 
 }  // namespace twin

@@ -130,6 +130,27 @@ void Duplicate(const LocalTensor<T>& to, T value, int32_t count) {
   detail::elementwise("Duplicate", to, count, [=] { return value; });
 }
 
+// to[i] = the element at byte `base + offsets[i]` of `from`.
+template <typename T>
+void Gather(const LocalTensor<T>& to, const LocalTensor<T>& from, const LocalTensor<uint32_t>& offsets, uint32_t base,
+            uint32_t count) {
+  static_assert(sizeof(T) == 2 || sizeof(T) == 4);
+  const uint32_t tick = twin::core().issue(twin::kV, "Gather");
+  detail::check_count(count);
+  detail::read(tick, offsets, count);
+  from.require(0, 32);
+  std::vector<T> values;
+  for (uint32_t i = 0; i < count; ++i) {
+    const size_t at = size_t(base) + offsets.raw()[i];
+    if (at % sizeof(T)) twin::core().fail("an offset that is not a multiple of the element");
+    from.require(at + sizeof(T), 1);
+    twin::core().access(twin::kV, tick, from.space(), from.offset() + at, sizeof(T), false);
+    values.push_back(from.raw()[at / sizeof(T)]);
+  }
+  detail::write(tick, to, count);
+  std::copy(values.begin(), values.end(), to.raw());
+}
+
 namespace detail {
 
 // Whether the mode is one that the table of conversions lists for these types; CAST_NONE only where nothing is lost.
