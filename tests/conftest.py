@@ -47,8 +47,16 @@ def device(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--npu-sample", type=int, default=1, help="run every n-th of the op tests on an NPU")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The tests that fork come before any that starts a device."""
+    on_npu = [item for item in items if item.path.stem in NPU_FAMILIES and item.get_closest_marker("npu")]
+    kept = set(on_npu[:: config.getoption("--npu-sample")])
+    dropped = set(on_npu) - kept
+    items[:] = [item for item in items if item not in dropped]
     items.sort(key=lambda item: item.path.name not in ("test_jit.py", "test_mutants.py"))
 
 
