@@ -12,13 +12,15 @@ from collections.abc import Mapping
 class Gate:
     """``gain`` is what a swap brings against stock ``torch.compile``; ``reason`` says why a pattern is off.
 
-    With ``max_rows`` a pattern is off where it is known to work on more rows; a dynamic number of rows is not known.
+    With ``max_rows`` a pattern is off where it is known to work on more rows, with ``min_rows`` where it is not known
+    to work on as many; a dynamic number of rows is not known.
     """
 
     on: bool
     gain: str = ""
     reason: str = ""
     max_rows: int | None = None
+    min_rows: int | None = None
 
 
 ONE_KERNEL = "Inductor already makes one kernel of it"
@@ -33,6 +35,10 @@ GATES: Mapping[tuple[str, str], Gate] = {
     ("silu_and_mul", "cpu"): Gate(False, reason=ONE_KERNEL),
     ("gelu_and_mul", "cpu"): Gate(False, reason=ONE_KERNEL),
     ("topk", "cpu"): Gate(True, gain="2x to 8x, alone"),
+    ("packed_attention", "cpu"): Gate(True, gain="3x to 24x, alone"),
+    ("packed_attention", "cuda"): Gate(
+        True, gain="5x to 6x, alone", reason="too few blocks to fill the device", min_rows=256
+    ),
     ("fused_experts", "cuda"): Gate(True, gain="1.3x to 1.6x in a whole model"),
     ("moe_router", "cuda"): Gate(True, gain="4x to 39x, alone"),
     ("qk_norm_rope", "cuda"): Gate(True, gain="1.5x to 1.7x, alone"),

@@ -41,7 +41,8 @@ class Derived:
 class Match:
     """``outputs[i]`` is the i-th result of ``op(*args, **kwargs)``; None where the graph has no use for it.
 
-    ``variant`` names the form that was found. With ``permutation`` every result is permuted before it replaces a node.
+    ``variant`` names the form that was found. With ``permutation`` every result is permuted before it replaces a node;
+    with ``view`` it is made contiguous and gets this shape.
     """
 
     op: OpOverload
@@ -50,6 +51,7 @@ class Match:
     kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
     variant: str = ""
     permutation: list[int] | None = None
+    view: list[int] | None = None
 
     @property
     def inputs(self) -> list[Node]:

@@ -192,6 +192,8 @@ def _difference(match: Match) -> str | None:
             continue
         if match.permutation is not None:
             result = result.permute(match.permutation)
+        if match.view is not None:
+            result = result.contiguous().view(match.view)
         was = value(output)
         if was.dtype != result.dtype:
             return f"the op returns {result.dtype} where the graph has {was.dtype}"
@@ -252,6 +254,9 @@ def _swap(graph: Graph, match: Match) -> None:
             result = node if len(match.outputs) == 1 else call(operator.getitem, node, index)
             if match.permutation is not None:
                 result = call(aten.permute.default, result, match.permutation)
+            if match.view is not None:
+                result = call(aten.clone.default, result, memory_format=torch.contiguous_format)
+                result = call(aten.view.default, result, match.view)
             output.replace_all_uses_with(result)
 
 

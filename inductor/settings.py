@@ -40,6 +40,8 @@ class Settings:
             return f"off on {device_type}: {gate.reason}"
         if gate.max_rows is not None and statically_known_true(rows > gate.max_rows):
             return f"off on {device_type} for more than {gate.max_rows} rows: {gate.reason}"
+        if gate.min_rows is not None and not statically_known_true(rows >= gate.min_rows):
+            return f"off on {device_type} for fewer than {gate.min_rows} rows: {gate.reason}"
         return None
 
 

@@ -109,6 +109,10 @@ def test_gates_by_device_and_rows(monkeypatch):
     assert decide() == ({}, ["off on cpu for more than 4 rows: slower"])
     monkeypatch.setitem(gates.GATES, ("moe_router", "cpu"), gates.Gate(True, "3 x", max_rows=5))
     assert decide() == ({"moe_router": 1}, []) and "3 x on cpu" in gates.gain("moe_router")
+    monkeypatch.setitem(gates.GATES, ("moe_router", "cpu"), gates.Gate(True, "3 x", reason="slower", min_rows=6))
+    assert decide() == ({}, ["off on cpu for fewer than 6 rows: slower"])
+    monkeypatch.setitem(gates.GATES, ("moe_router", "cpu"), gates.Gate(True, "3 x", min_rows=5))
+    assert decide() == ({"moe_router": 1}, [])
     monkeypatch.delitem(gates.GATES, ("moe_router", "cpu"))
     assert decide() == ({}, ["off on cpu: not measured on cpu"])
 

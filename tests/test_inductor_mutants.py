@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 from graphs import traced
+from test_inductor_attention import attention
+from test_inductor_attention import inputs as attention_inputs
 from test_inductor_batched_experts import batched_experts
 from test_inductor_moe import (
     EXPERTS,
@@ -188,6 +190,7 @@ SUBJECTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "silu": lambda: (lambda x: torch.nn.functional.silu(x[..., :K]) * x[..., K:], torch.randn(6, 2 * K)),
     "gpt_oss": lambda: (gpt_oss, 4 * torch.randn(6, 32), 4 * torch.randn(6, 32)),
     "experts": lambda: (experts, *expert_inputs(torch.float32)),
+    "attention": lambda: (attention, *attention_inputs()),
     "batched experts": lambda: (batched_experts, *expert_inputs(torch.float32, bias=True)),
 }
 

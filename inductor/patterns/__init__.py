@@ -1,7 +1,7 @@
 """All patterns in the order in which they are tried: one that covers more nodes comes before one that it contains."""
 
 from torch_deepinfer.inductor.matcher import Pattern
-from torch_deepinfer.inductor.patterns import activation, gemm, moe, norm, qk_norm_rope, rope, topk
+from torch_deepinfer.inductor.patterns import activation, attention, gemm, moe, norm, qk_norm_rope, rope, topk
 
 PATTERNS: list[Pattern] = [
     *gemm.PATTERNS,
@@ -11,6 +11,7 @@ PATTERNS: list[Pattern] = [
     *rope.PATTERNS,
     *activation.PATTERNS,
     *topk.PATTERNS,
+    *attention.PATTERNS,
 ]
 NAMES = tuple(pattern.name for pattern in PATTERNS)
 FAMILIES = tuple(dict.fromkeys(pattern.family for pattern in PATTERNS))
