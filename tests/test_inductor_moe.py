@@ -103,9 +103,17 @@ def limited_by_maximum(x, bias):
     return weights * 1.5, ids
 
 
+def least_sum(x, bias):
+    """Ernie 4.5."""
+    scores = torch.softmax(x, -1, dtype=torch.float32)
+    ids = torch.topk(scores + bias, K, dim=-1)[1]
+    weights = scores.gather(-1, ids)
+    return weights / torch.clamp(weights.sum(-1, keepdim=True), min=0.7), ids
+
+
 ROUTERS = [
     softmax_topk, renormalized, cast_back, scaled, topk_softmax, topk_softmax_rounded, sigmoid_bias,
-    sigmoid_without_bias, limited, limited_to_one_group, limited_by_maximum,
+    sigmoid_without_bias, limited, limited_to_one_group, limited_by_maximum, least_sum,
 ]  # fmt: skip
 
 
@@ -152,9 +160,9 @@ def batched(x, bias):
     return torch.topk(torch.softmax(x[None], -1), K, dim=-1)
 
 
-def clamped_sum(x, bias):
+def sum_bounded_from_above(x, bias):
     weights, ids = softmax_topk(x, bias)
-    return weights / weights.sum(-1, keepdim=True).clamp_min(1e-9), ids
+    return weights / weights.sum(-1, keepdim=True).clamp_max(0.5), ids
 
 
 def divided_by_the_maximum(x, bias):
@@ -224,8 +232,8 @@ def softmax_of_the_negative(x, bias):
 
 
 NEAR_ROUTERS = [
-    attention, sampling, smallest, over_tokens, softmax_over_tokens, batched, clamped_sum, divided_by_the_maximum,
-    divided_by_all, weights_with_bias, gathered_elsewhere, bias_per_token, bias_with_a_factor,
+    attention, sampling, smallest, over_tokens, softmax_over_tokens, batched, sum_bounded_from_above,
+    divided_by_the_maximum, divided_by_all, weights_with_bias, gathered_elsewhere, bias_per_token, bias_with_a_factor,
     probabilities_used_elsewhere, scores_in_16_bits, groups_masked_with_zero, groups_by_three_best,
     groups_of_other_scores, alternating_groups, softmax_of_the_negative,
 ]  # fmt: skip

@@ -299,6 +299,23 @@ def test_an_expert_at_minus_infinity_still_beats_masked_groups(device):
 
 
 # flashinfer#3803: every chosen sigmoid underflows to 0.
+@pytest.mark.parametrize("experts", [16, 1000])
+@pytest.mark.parametrize("renorm_eps", [0.0, 0.5])
+def test_least_divisor(device, experts, renorm_eps):
+    """On either side of it, and NaN."""
+    logits = torch.cat([torch.randn(20, experts), torch.full((1, experts), -20.0)]).to(device)
+    logits[3, 5] = torch.nan
+    options = {"score": "sigmoid", "renormalize": True, "renorm_eps": renorm_eps}
+    for least in (0.0, 1e-12, 1.9, 5.0):
+        weights, _ = check_against_reference(logits, 2, renorm_min=least, **options)
+        assert weights[3].isnan().all() and (
+            least == 0 or weights[-1].sum() <= 2 * 2.1e-9 / max(least, renorm_eps, 4e-9)
+        )
+    assert torch.equal(
+        ops.moe_router(logits[:3], 2, renorm_min=1e-30, **options)[0], ops.moe_router(logits[:3], 2, **options)[0]
+    )
+
+
 def test_renormalisation_of_underflowing_scores(device):
     logits, bias = torch.full((2, 16), -200.0, device=device), torch.arange(16.0, device=device)
     options = {"bias": bias, "score": "sigmoid", "renormalize": True}
@@ -369,6 +386,7 @@ ERRORS = [
     ({"bias": torch.randn(1, 8)}, r"bias must have shape \[8\], got \[1, 8\]"),
     ({"bias": torch.arange(8)}, "bias must be float32, bfloat16 or float16, got int64"),
     ({"renorm_eps": -1.0}, "renorm_eps must not be negative, got -1"),
+    ({"renorm_min": -1.0}, "renorm_min must not be negative, got -1"),
     ({"weights_dtype": torch.float64}, "weights_dtype must be float32, bfloat16 or float16, got float64"),
     ({"ids_dtype": torch.int16}, "ids_dtype must be int64 or int32, got int16"),
 ]

@@ -291,7 +291,8 @@ void finish_weights(const MoeRouterArgs& args, float* w) {
   if (args.renormalize) {
     F32 sum{};
     for (int64_t i = 0; i < n; i += kLanes) sum = sum + load(w + i);
-    divisor = splat(reduce_add(sum) + args.renorm_eps);
+    const float total = reduce_add(sum) + args.renorm_eps;
+    divisor = splat(total < args.renorm_min ? args.renorm_min : total);  // NaN stays
   }
   for (int64_t i = 0; i < n; i += kLanes) store(w + i, load(w + i) / divisor * args.scale);
 }

@@ -61,6 +61,12 @@ DEVICE float score_of(float x) {
   return x;
 }
 
+// What renormalisation divides by; NaN stays.
+DEVICE float divisor_of(const MoeRouterArgs& args, float sum) {
+  sum += args.renorm_eps;
+  return sum < args.renorm_min ? args.renorm_min : sum;
+}
+
 template <MoeRouterConfig c>
 DEVICE void write_pick(const MoeRouterArgs& args, int64_t at, uint32_t expert, float weight) {
   using Weight = Element<c.weights>;
@@ -190,7 +196,7 @@ DEVICE void write_picks(const MoeRouterArgs& args, int64_t token, int lane, uint
   } else if constexpr (c.score_after_topk) {
     w = score_of<c.score>(w);
   }
-  if constexpr (c.renormalize) w *= reciprocal(warp_sum(picked ? w : 0.f) + args.renorm_eps);
+  if constexpr (c.renormalize) w *= reciprocal(divisor_of(args, warp_sum(picked ? w : 0.f)));
   if (picked) write_pick<c>(args, token * c.topk + lane, expert, w * args.scale);
 }
 
@@ -394,7 +400,7 @@ DEVICE void moe_router_wide(const MoeRouterArgs& args) {
   if constexpr (c.renormalize) {
     float sum = 0;
     for (int j = lane; j < c.topk; j += 32) sum += weight_of(j);
-    divisor = warp_sum(sum) + args.renorm_eps;
+    divisor = divisor_of(args, warp_sum(sum));
   }
   for (int j = lane; j < c.topk; j += 32) {
     float w = weight_of(j);

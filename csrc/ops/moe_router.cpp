@@ -45,7 +45,8 @@ void check_selection(const MoeRouterArgs& args) {
 std::tuple<Tensor, Tensor> moe_router(const Tensor& logits, int64_t topk, const std::optional<Tensor>& bias,
                                       const std::string& score, bool score_after_topk, int64_t num_groups,
                                       int64_t topk_groups, const std::string& group_score, bool renormalize,
-                                      double renorm_eps, double scale, const std::optional<ScalarType>& weights_dtype,
+                                      double renorm_eps, double renorm_min, double scale,
+                                      const std::optional<ScalarType>& weights_dtype,
                                       const std::optional<ScalarType>& ids_dtype) {
   DI_CHECK(logits.dim() == 2, op, ": logits must be 2-D, [tokens, experts], got shape ", shape_of(logits));
   MoeRouterArgs args{};
@@ -64,6 +65,7 @@ std::tuple<Tensor, Tensor> moe_router(const Tensor& logits, int64_t topk, const 
     args.bias_dtype = float_dtype(op, "bias", *bias);
   }
   DI_CHECK(renorm_eps >= 0, op, ": renorm_eps must not be negative, got ", renorm_eps);
+  DI_CHECK(renorm_min >= 0, op, ": renorm_min must not be negative, got ", renorm_min);
   const ScalarType to_weights = weights_dtype.value_or(ScalarType::Float);
   DI_CHECK(is_float_dtype(to_weights), op, ": weights_dtype must be float32, bfloat16 or float16, got ",
            name_of(to_weights));
@@ -86,6 +88,7 @@ std::tuple<Tensor, Tensor> moe_router(const Tensor& logits, int64_t topk, const 
   args.score_after_topk = score_after_topk;
   args.renormalize = renormalize;
   args.renorm_eps = float(renorm_eps);
+  args.renorm_min = float(renorm_min);
   args.scale = float(scale);
   args.tokens = tokens;
   if (logits.is_cuda()) {
@@ -102,8 +105,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(deepinfer, m) {
   m.def(
       "moe_router(Tensor logits, int topk, *, Tensor? bias=None, str score=\"softmax\", bool score_after_topk=False,"
       " int num_groups=1, int topk_groups=1, str group_score=\"top2_sum\", bool renormalize=False,"
-      " float renorm_eps=0.0, float scale=1.0, ScalarType? weights_dtype=None, ScalarType? ids_dtype=None)"
-      " -> (Tensor, Tensor)");
+      " float renorm_eps=0.0, float renorm_min=0.0, float scale=1.0, ScalarType? weights_dtype=None,"
+      " ScalarType? ids_dtype=None) -> (Tensor, Tensor)");
 }
 
 static void implement(auto& m) {

@@ -19,7 +19,7 @@ struct MoeRouterArgs {
   int64_t row_stride;  // of the logits, in elements
   int64_t num_experts, topk;
   int64_t num_groups, topk_groups;  // equal when all groups are kept
-  float renorm_eps, scale;
+  float renorm_eps, renorm_min, scale;
   Score score;
   GroupScore group_score;
   DType dtype, bias_dtype, weights_dtype;

@@ -203,7 +203,11 @@ def _weights(chosen: Node) -> _Weights | Miss:
     if divided:
         total = divided[0].args[1]
         if is_call(total, aten.clamp_min.default):
-            return Miss("the sum of weights is clamped; the op adds an eps")
+            least = number(total.args[1])
+            if least is None or least < 0:
+                return Miss("the least divisor of the renormalisation is not a constant, or negative")
+            kwargs["renorm_min"] = float(least)
+            total = total.args[0]
         eps: float | int | None = 0.0
         if is_call(total, aten.add.Tensor):
             total, eps = total.args[0], number(total.args[1])

@@ -23,6 +23,7 @@ def moe_router(
     group_score: str = "top2_sum",
     renormalize: bool = False,
     renorm_eps: float = 0.0,
+    renorm_min: float = 0.0,
     scale: float = 1.0,
     weights_dtype: torch.dtype | None = None,
     ids_dtype: torch.dtype | None = None,
@@ -36,8 +37,8 @@ def moe_router(
         keys    = keys of the topk_groups best of num_groups equal, consecutive groups
         ids     = the topk greatest keys, descending
         weights = scores[ids]
-        weights = weights / (sum(weights) + renorm_eps)   # if renormalize
-        weights = (weights * scale).to(weights_dtype)     # renormalised or not
+        weights = weights / max(sum(weights) + renorm_eps, renorm_min)   # if renormalize
+        weights = (weights * scale).to(weights_dtype)                    # renormalised or not
 
     Args:
         logits: ``[tokens, experts]``, float32, bfloat16 or float16, any strides, 1 to 16384 experts.
@@ -53,6 +54,7 @@ def moe_router(
             least two experts), or its greatest key, ``"max"`` (DeepSeek-V2).
         renormalize: divides by the sum of the chosen weights.
         renorm_eps: added to that sum, not negative; with 0, a row whose chosen scores are all 0 gives NaN.
+        renorm_min: the least that weights are divided by (Ernie 4.5), not negative.
         scale: the routed scaling factor.
         weights_dtype: float32 (default), bfloat16 or float16.
         ids_dtype: int64 (default) or int32.
@@ -78,6 +80,7 @@ def moe_router(
         group_score=group_score,
         renormalize=renormalize,
         renorm_eps=renorm_eps,
+        renorm_min=renorm_min,
         scale=scale,
         weights_dtype=weights_dtype,
         ids_dtype=ids_dtype,
@@ -246,6 +249,7 @@ def _moe_router_meta(
     group_score="top2_sum",
     renormalize=False,
     renorm_eps=0.0,
+    renorm_min=0.0,
     scale=1.0,
     weights_dtype=None,
     ids_dtype=None,
@@ -283,6 +287,7 @@ def _moe_router_meta(
         check(bias.device == logits.device, f"{op}: bias must be on the same device as the first argument")
         check_float_dtype(op, "bias", bias.dtype)
     check(renorm_eps >= 0, f"{op}: renorm_eps must not be negative, got {renorm_eps}")
+    check(renorm_min >= 0, f"{op}: renorm_min must not be negative, got {renorm_min}")
     weights_dtype = weights_dtype or torch.float32
     check_float_dtype(op, "weights_dtype", weights_dtype)
     ids_dtype = ids_dtype or torch.int64

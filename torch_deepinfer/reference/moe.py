@@ -31,6 +31,7 @@ def moe_router(
     group_score: str = "top2_sum",
     renormalize: bool = False,
     renorm_eps: float = 0.0,
+    renorm_min: float = 0.0,
     scale: float = 1.0,
     weights_dtype: torch.dtype | None = None,
     ids_dtype: torch.dtype | None = None,
@@ -52,7 +53,7 @@ def moe_router(
     if score_after_topk:
         weights = _score(score, weights)
     if renormalize:
-        weights = weights / (weights.sum(-1, keepdim=True) + renorm_eps)
+        weights = weights / (weights.sum(-1, keepdim=True) + renorm_eps).clamp(min=renorm_min)
     return (weights * scale).to(weights_dtype or torch.float32), ids.to(ids_dtype or torch.int64)
 
 
