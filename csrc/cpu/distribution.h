@@ -68,7 +68,8 @@ struct Distribution {
     typedef int64_t I64 __attribute__((vector_size(128)));
     const I32 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     if (last == 0 && index + kLanes <= size) return weights(x);
-    if (!lanes_above(x, value_of(key_of(last) - 1))) return U64{};
+    constexpr uint32_t kZeroKey = 0x80000000;  // the key before it is that of -0, which equals 0
+    if (!lanes_above(x, value_of(key_of(last) - (key_of(last) == kZeroKey ? 2 : 1)))) return U64{};
     const U32 keys = keys_of(x);
     const I32 at = lane + int32_t(index);
     const I32 kept = (at < int32_t(size)) &
@@ -112,10 +113,10 @@ struct Filter {
   int64_t top_k;
 
   Filter(const deepinfer::Distributions& from, int64_t row)
-      : temperature(from.temperature ? from.temperature[row] : 1.f),
-        top_p(from.top_p ? from.top_p[row] : 1.f),
-        min_p(from.min_p ? from.min_p[row] : 0.f),
-        top_k(from.top_k ? from.top_k[row] : 0) {
+      : temperature(from.temperature ? from.temperature[row] : from.all.temperature),
+        top_p(from.top_p ? from.top_p[row] : from.all.top_p),
+        min_p(from.min_p ? from.min_p[row] : from.all.min_p),
+        top_k(from.top_k ? from.top_k[row] : from.all.top_k) {
     if (top_k <= 0 || top_k > from.size) top_k = from.size;
   }
 };
@@ -142,7 +143,7 @@ class RowDistribution : public Distribution {
     }
     inverse = 1.f / filter.temperature;
     if (filter.top_k < size_) {
-      cut(filter.top_k, [&](uint64_t listed) { return nucleus_mass(filter.top_p, listed); });
+      cut(from.keep_ties ? with_ties(filter.top_k) : filter.top_k, [&](uint64_t listed) { return nucleus_mass(filter.top_p, listed); });
     } else if (filter.top_p < 1.f) {
       const uint64_t mass = nucleus_mass(filter.top_p, row_total());
       for (int64_t k = 256; !cut(k < size_ ? k : size_, [&](uint64_t) { return mass; });) k *= 8;
@@ -176,6 +177,22 @@ class RowDistribution : public Distribution {
       return false;
     });
     return sum_of(sums);
+  }
+
+  // How many elements are no less than the k-th.
+  int64_t with_ties(int64_t k) const {
+    const Scratch<Entry> list(Selection<T>::capacity(k, size_));
+    const int64_t count = Selection<T>(list, k).run(row_, 0, size_);
+    uint32_t kth = key_of(list[0]);
+    for (int64_t i = 1; i < count; ++i) kth = key_of(list[i]) < kth ? key_of(list[i]) : kth;
+    const float least = value_of(kth);
+    int64_t found = 0;
+    for (int64_t i = 0; i < size_; i += kLanes) {
+      const int n = int(size_ - i < kLanes ? size_ - i : kLanes);
+      const I32 reach = load(row_ + i, n) >= least;
+      for (int j = 0; j < n; ++j) found -= reach[j];
+    }
+    return found;
   }
 
   // Finds the last element of the nucleus among the k greatest, whose mass depends on the mass of these. False if they

@@ -1,13 +1,13 @@
 // Distributions over a vocabulary, as weights that are integers: sums of them are exact, whatever their order, and so is
 // the choice that a random number makes. The same sequences of roundings as on the CPU.
 //
-// One selection (select.cuh) gives a row's maximum, or all that top_k leaves, in one pass over the row. Without top_k
+// One selection (filter.cuh) gives a row's maximum, or all that top_k leaves, in one pass over the row. Without top_k
 // the row is read again, now out of the L2 cache, for the sum of the weights and as far as the element that is drawn. A
 // nucleus that does not fit in the list is found by bisection, at 55 passes over the row.
 #pragma once
 
 #include "../ops/sampling.h"
-#include "select.cuh"
+#include "filter.cuh"
 
 namespace deepinfer {
 
@@ -37,10 +37,9 @@ struct Philox {
 struct Distribution {
   int64_t only;  // the one element that may be taken, if not -1
   float greatest, inverse;
-  uint32_t last_key;  // of the last element that is kept, in descending order; 0: all are
-  int32_t last_index;
+  uint64_t last;  // the least entry that is kept
   uint64_t floor, total;
-  int listed;  // elements in the sorted list, index above key; -1: only the row has them
+  int listed;  // entries in the list, in the order of their indices; -1: only the row has them
 
   // exp((x - greatest) / temperature) in units of 2^-40; 0 below the floor.
   DEVICE uint64_t weight(float x) const {
@@ -59,21 +58,19 @@ struct Distribution {
     const uint64_t weight = __float2ull_rz(p * __int_as_float((int(n) + 127 + 40) << 23));
     return weight >= floor ? weight : 0;
   }
-
-  DEVICE bool keeps(uint32_t key, int64_t index) const {
-    return key > last_key || (key == last_key && index <= last_index);
-  }
 };
 
 struct Filter {
   float temperature, top_p, min_p;
   int64_t top_k;
+  bool keep_ties;
 
   DEVICE Filter(const Distributions& from, int64_t row)
-      : temperature(from.temperature ? from.temperature[row] : 1.f),
-        top_p(from.top_p ? from.top_p[row] : 1.f),
-        min_p(from.min_p ? from.min_p[row] : 0.f),
-        top_k(from.top_k ? from.top_k[row] : 0) {
+      : temperature(from.temperature ? from.temperature[row] : from.all.temperature),
+        top_p(from.top_p ? from.top_p[row] : from.all.top_p),
+        min_p(from.min_p ? from.min_p[row] : from.all.min_p),
+        top_k(from.top_k ? from.top_k[row] : from.all.top_k),
+        keep_ties(from.keep_ties) {
     if (top_k <= 0 || top_k > from.size) top_k = from.size;
   }
 
@@ -121,31 +118,31 @@ DEVICE uint64_t sum_before(uint64_t x, uint64_t& total, Sums& sums) {
 
 // ---- passes over the row ----
 
-constexpr int kBatch = 4;  // pieces that a thread reads at a time; a chunk is as much of every thread
+constexpr int kBatch = 4;  // vectors that a thread reads at a time; a chunk is as much of every thread
 
 // Calls visit(index, x) for each element of a chunk that this thread reads.
 template <int threads, typename T, typename Visit>
-DEVICE void visit_chunk(const Pieces<T>& pieces, int chunk, Visit& visit) {
-  constexpr int n = Pieces<T>::kElements;
+DEVICE void visit_chunk(const Vectors<T>& vectors, int chunk, Visit& visit) {
+  constexpr int n = Vectors<T>::kElements;
   Vec<T, n> batch[kBatch];
   const int first = chunk * kBatch * threads + int(threadIdx.x);
 #pragma unroll
   for (int j = 0; j < kBatch; ++j) {
-    const int piece = first + j * threads;
-    batch[j] = load_access<Reuse::often, T, n>(pieces.start + int64_t(piece) * n, piece < pieces.count);
+    const int vector = first + j * threads;
+    batch[j] = load_access<Reuse::often, T, n>(vectors.start + int64_t(vector) * n, vector < vectors.count);
   }
 #pragma unroll
   for (int j = 0; j < kBatch; ++j) {
-    const int64_t index = pieces.index(first + j * threads);
+    const int64_t index = vectors.index(first + j * threads);
 #pragma unroll
     for (int i = 0; i < n; ++i)
-      if (index + i >= 0 && index + i < pieces.size) visit(index + i, to_float(batch[j].at[i]));
+      if (index + i >= 0 && index + i < vectors.size) visit(index + i, to_float(batch[j].at[i]));
   }
 }
 
 template <int threads, typename T>
-DEVICE int chunks_of(const Pieces<T>& pieces) {
-  return (pieces.count + kBatch * threads - 1) / (kBatch * threads);
+DEVICE int chunks_of(const Vectors<T>& vectors) {
+  return (vectors.count + kBatch * threads - 1) / (kBatch * threads);
 }
 
 template <typename Weight>
@@ -157,12 +154,12 @@ struct Adder {
 
 // The sum of weight(index, x) over the row; that of each chunk in `chunk_sums`.
 template <int threads, typename T, typename Weight>
-DEVICE uint64_t sum_row(const Pieces<T>& pieces, const Weight& weight, uint64_t* chunk_sums, Sums& sums) {
+DEVICE uint64_t sum_row(const Vectors<T>& vectors, const Weight& weight, uint64_t* chunk_sums, Sums& sums) {
   uint64_t total = 0;
 #pragma unroll 1
-  for (int chunk = 0; chunk < chunks_of<threads>(pieces); ++chunk) {
+  for (int chunk = 0; chunk < chunks_of<threads>(vectors); ++chunk) {
     Adder<Weight> adder{weight};
-    visit_chunk<threads>(pieces, chunk, adder);
+    visit_chunk<threads>(vectors, chunk, adder);
     uint64_t here;
     sum_before<threads>(adder.sum, here, sums);
     if (threadIdx.x == 0) chunk_sums[chunk] = here;
@@ -174,26 +171,26 @@ DEVICE uint64_t sum_row(const Pieces<T>& pieces, const Weight& weight, uint64_t*
 
 // The first element up to which the weights sum to more than `target`, given the sums of the chunks.
 template <int threads, typename T, typename Weight>
-DEVICE int64_t pick_from_row(const Pieces<T>& pieces, const Weight& weight, uint64_t target,
+DEVICE int64_t pick_from_row(const Vectors<T>& vectors, const Weight& weight, uint64_t target,
                              const uint64_t* chunk_sums, Sums& sums) {
-  constexpr int n = Pieces<T>::kElements;
+  constexpr int n = Vectors<T>::kElements;
   int chunk = 0;
 #pragma unroll 1
   while (target >= chunk_sums[chunk]) target -= chunk_sums[chunk++];
 #pragma unroll 1
   for (int j = 0; j < kBatch; ++j) {
-    const int piece = (chunk * kBatch + j) * threads + int(threadIdx.x);
-    const auto v = load_access<Reuse::often, T, n>(pieces.start + int64_t(piece) * n, piece < pieces.count);
-    const int64_t index = pieces.index(piece);
+    const int vector = (chunk * kBatch + j) * threads + int(threadIdx.x);
+    const auto v = load_access<Reuse::often, T, n>(vectors.start + int64_t(vector) * n, vector < vectors.count);
+    const int64_t index = vectors.index(vector);
     uint64_t own = 0, total;
 #pragma unroll
     for (int i = 0; i < n; ++i)
-      if (index + i >= 0 && index + i < pieces.size) own += weight(index + i, to_float(v.at[i]));
+      if (index + i >= 0 && index + i < vectors.size) own += weight(index + i, to_float(v.at[i]));
     uint64_t before = sum_before<threads>(own, total, sums);
     if (before <= target && target < before + own) {
 #pragma unroll
       for (int i = 0; i < n; ++i) {
-        if (index + i < 0 || index + i >= pieces.size) continue;
+        if (index + i < 0 || index + i >= vectors.size) continue;
         const uint64_t here = weight(index + i, to_float(v.at[i]));
         if (before <= target && target < before + here) sums.picked = index + i;
         before += here;
@@ -211,7 +208,7 @@ template <int threads, typename Weight>
 DEVICE uint64_t sum_list(const uint64_t* list, int count, const Weight& weight, Sums& sums) {
   uint64_t own = 0, total;
 #pragma unroll 1
-  for (int i = threadIdx.x; i < count; i += threads) own += weight(list[i] >> 32, value_of(uint32_t(list[i])));
+  for (int i = threadIdx.x; i < count; i += threads) own += weight(index_in(list[i]), value_of(key_in(list[i])));
   sum_before<threads>(own, total, sums);
   return total;
 }
@@ -221,10 +218,10 @@ DEVICE int64_t pick_from_list(const uint64_t* list, int count, const Weight& wei
 #pragma unroll 1
   for (int base = 0; base < count; base += threads) {
     const int i = base + int(threadIdx.x);
-    const uint64_t own = i < count ? weight(list[i] >> 32, value_of(uint32_t(list[i]))) : 0;
+    const uint64_t own = i < count ? weight(index_in(list[i]), value_of(key_in(list[i]))) : 0;
     uint64_t total;
     const uint64_t before = sum_before<threads>(own, total, sums);
-    if (before <= target && target < before + own) sums.picked = int64_t(list[i] >> 32);
+    if (before <= target && target < before + own) sums.picked = index_in(list[i]);
     if (target < total) break;
     target -= total;
   }
@@ -236,7 +233,7 @@ DEVICE int64_t pick_from_list(const uint64_t* list, int count, const Weight& wei
 struct Kept {
   const Distribution& of;
   DEVICE uint64_t operator()(int64_t index, float x) const {
-    return of.keeps(key_of(x), index) ? of.weight(x) : 0;
+    return entry_of(key_of(x), uint32_t(index)) >= of.last ? of.weight(x) : 0;
   }
 };
 
@@ -249,7 +246,7 @@ struct Beyond {
   bool counted;
   DEVICE uint64_t operator()(int64_t index, float x) const {
     const uint32_t own = key_of(x);
-    if (own < key || !of.keeps(own, index)) return 0;
+    if (own < key || entry_of(own, uint32_t(index)) < of.last) return 0;
     return counted ? 1 : of.weight(x);
   }
 };
@@ -260,92 +257,120 @@ struct EqualBefore {
   DEVICE uint64_t operator()(int64_t index, float x) const { return index < end && key_of(x) == key; }
 };
 
-// Makes the last element that is kept the one with which their measure, in descending order, reaches `wanted`.
+// Makes the last element that is kept the one with which their measure, in descending order, reaches `wanted`, or with
+// ties the last one that equals it.
 template <int threads, typename T>
-DEVICE void bisect(const Pieces<T>& pieces, Distribution& to, bool counted, uint64_t wanted, uint64_t* chunk_sums,
-                   Sums& sums) {
+DEVICE void bisect(const Vectors<T>& vectors, Distribution& to, bool counted, bool ties, uint64_t wanted,
+                   uint64_t* chunk_sums, Sums& sums) {
   uint32_t key = 0;
 #pragma unroll 1
   for (uint32_t bit = 1u << 31; bit; bit >>= 1)
-    if (sum_row<threads>(pieces, Beyond{to, key | bit, counted}, chunk_sums, sums) >= wanted) key |= bit;
+    if (sum_row<threads>(vectors, Beyond{to, key | bit, counted}, chunk_sums, sums) >= wanted) key |= bit;
+  if (ties) {
+    to.last = entry_of(key, 0xffffffff);
+    return;
+  }
   const uint64_t above =
-      key == 0xffffffff ? 0 : sum_row<threads>(pieces, Beyond{to, key + 1, counted}, chunk_sums, sums);
+      key == 0xffffffff ? 0 : sum_row<threads>(vectors, Beyond{to, key + 1, counted}, chunk_sums, sums);
   const uint64_t each = counted ? 1 : to.weight(value_of(key));
   const uint64_t equal = (wanted - above + each - 1) / each;
   int64_t index = 0;
 #pragma unroll 1
   for (int64_t bit = 1 << 22; bit; bit >>= 1)
-    if (sum_row<threads>(pieces, EqualBefore{key, index | bit}, chunk_sums, sums) < equal) index |= bit;
-  to.last_key = key;
-  to.last_index = int32_t(index);
+    if (sum_row<threads>(vectors, EqualBefore{key, index | bit}, chunk_sums, sums) < equal) index |= bit;
+  to.last = entry_of(key, uint32_t(index));
 }
 
 // ---- a row's distribution ----
 
+template <int threads>
 struct SamplingShared {
-  SelectState select;
+  SelectState<threads> select;
+  FilterState filter;
   Sums sums;
-  Distribution distribution;
 };
 
-// By all blocks of a cluster; the first one gets the distribution, the others false. `list` is the memory of the lists.
-template <int threads, int cluster, int most, typename T>
-DEVICE bool find_distribution(const Pieces<T>& pieces, const Filter& filter, int slack, int limit,
-                              const Lists& lists, uint64_t* list, Distribution& found, SamplingShared& shared) {
-  const bool listed = filter.top_k <= most && filter.top_k < pieces.size;
-  const bool whole = filter.top_k == pieces.size && !(filter.top_p < 1.f);
-  const int k = filter.greedy() || whole ? 1 : listed ? int(filter.top_k) : most;
-  const int rank = int(blockIdx.x % cluster);
-  const int share = (pieces.count + cluster - 1) / cluster;
-  const int first = share * rank < pieces.count ? share * rank : pieces.count;
-  const int last = first + share < pieces.count ? first + share : pieces.count;
-  int count = select_pieces<threads>(pieces, first, last, k, slack, limit, lists, shared.select);
-  count = merge_cluster<threads, cluster, sizeof(T) == 4 ? 3 : 2>(lists, count, k, pieces.size, shared.select);
-  if (rank != 0) return false;
-  uint64_t* chunk_sums = reinterpret_cast<uint64_t*>(lists.bins);
+// The memory of a block: the ring and the list of the filter, which later hold the entries that a distribution may keep
+// and the sums of the row's chunks. What a cluster gathers is in the ring.
+struct SamplingMemory {
+  uint64_t *ring, *list, *entries, *sums;
 
-  const auto sort_list = [&](bool by_index, int padded) {
-    __syncthreads();
-#pragma unroll 1
-    for (int i = threadIdx.x; i < padded; i += threads) {
-      const uint64_t key = lists.kept_keys[i], index = uint32_t(lists.kept_indices[i]);
-      list[i] = i >= count ? ~uint64_t(0) : by_index ? index << 32 | key : (key ^ 0xffffffff) << 32 | index;
+  template <typename Config>
+  DEVICE SamplingMemory(uint64_t* shared, const Config& c)
+      : ring(shared), list(ring + c.threads * kVectorsPerThread * kVectorBytes / 8 * c.stages),
+        entries(c.cluster > 1 ? ring : list), sums(c.cluster > 1 ? list : ring) {}
+};
+
+// By all blocks of a cluster; the first one gets the distribution, the others false. It may point to
+// memory.entries.
+template <auto c, typename T>
+DEVICE bool find_distribution(const Vectors<T>& vectors, const Filter& filters, const SamplingMemory& memory,
+                              Distribution& found, SamplingShared<c.threads>& shared) {
+  constexpr int threads = c.threads;
+  bool listed = filters.top_k <= c.most && filters.top_k < vectors.size;
+  const bool whole = filters.top_k == vectors.size && !(filters.top_p < 1.f);
+  const int k = filters.greedy() || whole ? 1 : listed ? int(filters.top_k) : c.most;
+  const int rank = int(blockIdx.x % c.cluster);
+  const int share = (vectors.count + c.cluster - 1) / c.cluster;
+  const int first = share * rank < vectors.count ? share * rank : vectors.count;
+  const int last = first + share < vectors.count ? first + share : vectors.count;
+  const Filtered filtered = filter<T, threads, c.stages, c.cluster, c.capacity, c.bulk>(
+      vectors, first, last, k, memory.ring, memory.list, shared.select, shared.filter);
+  int count = filtered.count;
+  if constexpr (c.cluster > 1) {
+    count = gather<T, threads, c.cluster, c.capacity>(memory.list, filtered, k, memory.ring, shared.select, shared.filter);
+    if (rank != 0) return false;
+  }
+  // The entries in descending order.
+  uint64_t* list = memory.entries;
+  int wanted = count < k ? count : k;
+  uint64_t cut = find_cut<threads>(list, count, wanted, 0, filtered.least, filtered.most, shared.select);
+  const uint64_t tied = entry_of(key_in(cut), 0xffffffff);
+  const bool ties_stay = listed && filters.keep_ties;
+  if (ties_stay) {
+    uint64_t own = 0, reach;
+    for (int i = threadIdx.x; i < count; i += threads) own += list[i] >= tied;
+    sum_before<threads>(own, reach, shared.sums);
+    listed = Words<T>::key_at_most(key_in(cut)) >= shared.filter.complete && reach <= c.most;
+    if (listed) {
+      cut = tied;
+      wanted = int(reach);
     }
-    __syncthreads();
-    sort_ascending<threads>(list, padded);
-  };
-  int padded = 1;
-  while (padded < count) padded *= 2;
-  sort_list(false, padded);
+  }
+  put_in_order<threads>(list, count, cut, wanted, ByValue<threads>(filtered.least, filtered.most), memory.sums,
+                        shared.select, [&](int at, uint64_t entry) { list[at] = entry; });
+  count = wanted;
+  __syncthreads();
+  uint64_t* chunk_sums = memory.sums;
   found = Distribution{};
-  found.greatest = value_of(~uint32_t(list[0] >> 32));
+  found.greatest = value_of(key_in(list[0]));
   found.only = -1;
-  found.inverse = 1.f / filter.temperature;
-  found.last_key = 0;
+  found.inverse = 1.f / filters.temperature;
   found.floor = 1;
   found.listed = -1;
-  if (filter.greedy() || !(fabsf(found.greatest) < __int_as_float(0x7f800000))) {
-    found.only = uint32_t(list[0]);
+  if (filters.greedy() || !(fabsf(found.greatest) < __int_as_float(0x7f800000))) {
+    found.only = index_in(list[0]);
     return true;
   }
   if (!whole) {
     // Weights in descending order, as far as the list goes.
     uint64_t own = 0, in_list, mass;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < count; i += threads) own += found.weight(value_of(~uint32_t(list[i] >> 32)));
+    for (int i = threadIdx.x; i < count; i += threads) own += found.weight(value_of(key_in(list[i])));
     sum_before<threads>(own, in_list, shared.sums);
     if (listed) {
-      mass = nucleus_mass(filter.top_p, in_list);
+      mass = nucleus_mass(filters.top_p, in_list);
     } else {
-      if (filter.top_k < pieces.size) bisect<threads>(pieces, found, true, filter.top_k, chunk_sums, shared.sums);
-      mass = nucleus_mass(filter.top_p, sum_row<threads>(pieces, Kept{found}, chunk_sums, shared.sums));
+      if (ties_stay) found.last = tied;
+      else if (filters.top_k < vectors.size) bisect<threads>(vectors, found, true, filters.keep_ties, filters.top_k, chunk_sums, shared.sums);
+      mass = nucleus_mass(filters.top_p, sum_row<threads>(vectors, Kept{found}, chunk_sums, shared.sums));
     }
     if (mass <= in_list) {
       uint64_t carried = 0;
 #pragma unroll 1
       for (int base = 0; base < count; base += threads) {
         const int i = base + int(threadIdx.x);
-        own = i < count ? found.weight(value_of(~uint32_t(list[i] >> 32))) : 0;
+        own = i < count ? found.weight(value_of(key_in(list[i]))) : 0;
         uint64_t total;
         const uint64_t before = carried + sum_before<threads>(own, total, shared.sums);
         if (before < mass && mass <= before + own) shared.sums.picked = int64_t(list[i]);
@@ -353,30 +378,31 @@ DEVICE bool find_distribution(const Pieces<T>& pieces, const Filter& filter, int
         if (carried >= mass) break;
       }
       __syncthreads();
-      const uint64_t last_entry = uint64_t(shared.sums.picked);
-      found.last_key = ~uint32_t(last_entry >> 32);
-      found.last_index = int32_t(uint32_t(last_entry));
-      sort_list(true, padded);
+      found.last = uint64_t(shared.sums.picked);
+      const int padded = power_of_two_from(count);
+      for (int i = count + int(threadIdx.x); i < padded; i += threads) list[i] = 0;
+      __syncthreads();
+      sort_entries<threads, ByIndex<threads>>(list, padded);
       found.listed = count;
-    } else if (filter.top_p < 1.f) {
-      bisect<threads>(pieces, found, false, mass, chunk_sums, shared.sums);
+    } else if (filters.top_p < 1.f) {
+      bisect<threads>(vectors, found, false, false, mass, chunk_sums, shared.sums);
     }
   }
-  if (filter.min_p > 0.f) {
-    const double least = ceil(double(filter.min_p < 1.f ? filter.min_p : 1.f) * double(kWeightOne));
+  if (filters.min_p > 0.f) {
+    const double least = ceil(double(filters.min_p < 1.f ? filters.min_p : 1.f) * double(kWeightOne));
     found.floor = least > 1 ? uint64_t(least) : 1;
   }
   found.total = found.listed >= 0 ? sum_list<threads>(list, count, Kept{found}, shared.sums)
-                                  : sum_row<threads>(pieces, Kept{found}, chunk_sums, shared.sums);
+                                  : sum_row<threads>(vectors, Kept{found}, chunk_sums, shared.sums);
   return true;
 }
 
 // The element that a random number picks.
 template <int threads, typename T, typename Weight>
-DEVICE int64_t pick(const Pieces<T>& pieces, const Distribution& from, const Weight& weight, uint64_t target,
+DEVICE int64_t pick(const Vectors<T>& vectors, const Distribution& from, const Weight& weight, uint64_t target,
                     const uint64_t* list, const uint64_t* chunk_sums, Sums& sums) {
   if (from.listed >= 0) return pick_from_list<threads>(list, from.listed, weight, target, sums);
-  return pick_from_row<threads>(pieces, weight, target, chunk_sums, sums);
+  return pick_from_row<threads>(vectors, weight, target, chunk_sums, sums);
 }
 
 }  // namespace deepinfer

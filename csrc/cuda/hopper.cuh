@@ -119,6 +119,10 @@ DEVICE void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
+// The same in two steps, every thread arrives once and waits once; for blocks to have begun, and not for what they wrote.
+DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
 // A word of another block's shared memory, at the address that it has in this one.
 DEVICE int32_t load_from_cluster(const int32_t* p, int block) {
   int32_t x;
@@ -138,6 +142,15 @@ DEVICE void store_to_cluster(uint32_t* p, int block, uint32_t x) {
       "mapa.shared::cluster.u32 remote, %0, %1;\n"
       "st.shared::cluster.u32 [remote], %2;\n"
       "}\n" ::"r"(shared_address(p)), "r"(block), "r"(x) : "memory");
+}
+
+DEVICE void store_to_cluster(uint64_t* p, int block, uint64_t x) {
+  asm volatile(
+      "{\n"
+      ".reg .u32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "st.shared::cluster.u64 [remote], %2;\n"
+      "}\n" ::"r"(shared_address(p)), "r"(block), "l"(x) : "memory");
 }
 
 DEVICE Vec<float, 4> load_from_cluster(const float* p, uint32_t block) {

@@ -1,6 +1,9 @@
 #include "sampling.h"
 
+#include <algorithm>
+
 #include "../jit/cuda_launch.h"
+#include "filter_plan.h"
 #include "launch.h"
 #include "sampling_config.h"
 
@@ -11,28 +14,24 @@ namespace {
 constexpr int kAcceptThreads = 128;
 
 jit::KernelSource source_of(const char* name, const char* args, const SamplingConfig& c) {
-  constexpr int kBinBytes = 2048 * 4 + 8;  // the sums of a longest row's chunks need one more if it is not aligned
   jit::KernelSource source;
   source.name = name;
   source.header = "cuda/sampling.cuh";
   source.config = "SamplingConfig";
   source.args = args;
-  source.facts = {{"x", c.x},         {"threads", c.threads}, {"cluster", c.cluster},   {"most", c.most},
-                  {"slack", c.slack}, {"limit", c.limit},     {"capacity", c.capacity}, {"strided", c.strided}};
+  source.facts = {{"x", c.x},       {"threads", c.threads},   {"stages", c.stages}, {"cluster", c.cluster},
+                  {"most", c.most}, {"capacity", c.capacity}, {"bulk", c.bulk},     {"strided", c.strided}};
   source.threads = c.threads;
   source.cluster = c.cluster;
-  source.shared_bytes = (c.capacity + c.most + c.slack) * 8 + kBinBytes;
+  source.blocks_per_sm = 1;  // lifts the compiler's own limit on registers
+  source.shared_bytes = filter_bytes(c.threads, c.stages, c.capacity);
   source.pdl = true;
   return source;
 }
 
 jit::KernelSource describe_sample(const SamplingConfig& c) { return source_of("sample", "SampleArgs", c); }
 
-jit::KernelSource describe_verify(const SamplingConfig& c) {
-  jit::KernelSource source = source_of("spec_verify", "SpecVerifyArgs", c);
-  source.blocks_per_sm = 1;  // for the registers: it holds two distributions
-  return source;
-}
+jit::KernelSource describe_verify(const SamplingConfig& c) { return source_of("spec_verify", "SpecVerifyArgs", c); }
 
 jit::KernelSource describe_accept(const SpecAcceptConfig& c) {
   jit::KernelSource source;
@@ -46,22 +45,17 @@ jit::KernelSource describe_accept(const SpecAcceptConfig& c) {
   return source;
 }
 
-// Two blocks fit on a processor, so that one reads while the other selects. With few rows several blocks read one.
-SamplingConfig plan(const Distributions& from, int multiprocessors, bool clusters) {
-  constexpr int kPerThread = 16, kMargin = 1536, kMostBlocks = 8;
-  SamplingConfig c{from.dtype, 512, 1, 1024, 512, 0, 0, from.rows.dims > 1};
-  const int round = c.threads * kPerThread;
-  c.limit = c.most + kMargin;
-  c.capacity = c.limit + round;
-  while (clusters && c.cluster < kMostBlocks && from.rows.count * c.cluster * 2 <= multiprocessors &&
-         from.size >= c.cluster * int64_t(round))
-    c.cluster *= 2;
-  return c;
+SamplingConfig plan(const Distributions& from, int multiprocessors, int capability) {
+  constexpr int kMost = 1024, kUsual = 512;
+  FilterPlan plan = plan_filter(from.rows.count, from.size * size_of(from.dtype), kUsual, multiprocessors, capability);
+  plan.most = kMost;
+  plan.capacity = std::max(plan.capacity, 9 * kMost / 8 + 1024);
+  return {from.dtype, plan.threads, plan.stages, plan.cluster, plan.most, plan.capacity, plan.bulk, from.rows.dims > 1};
 }
 
 SamplingConfig plan(const Distributions& from, int device) {
   const jit::DeviceFacts& facts = jit::device_facts(device);
-  return plan(from, facts.multiprocessors, facts.capability >= 90);
+  return plan(from, facts.multiprocessors, facts.capability);
 }
 
 std::vector<SamplingConfig> samples() {
@@ -71,7 +65,7 @@ std::vector<SamplingConfig> samples() {
     from.dtype = dtype;
     from.rows.count = rows;
     from.size = 129280;
-    configs.push_back(plan(from, 132, true));
+    configs.push_back(plan(from, 132, 90));
   }
   return configs;
 }

@@ -11,20 +11,20 @@ template <SamplingConfig c>
 DEVICE void sample(const SampleArgs& args) {
   using T = Element<c.x>;
   extern __shared__ uint64_t shared[];
-  __shared__ SamplingShared state;
-  const Lists lists = lists_in(shared, c);
+  __shared__ SamplingShared<c.threads> state;
+  const SamplingMemory memory(shared, c);
   const int64_t row = blockIdx.x / c.cluster;
   const T* x = static_cast<const T*>(args.from.logits) + row_offset<c.strided>(args.from.rows, row);
   wait_for_previous_kernel();
   const Filter filter(args.from, row);
-  const Pieces<T> pieces(x, args.from.size);
+  const Vectors<T> vectors(x, args.from.size);
   Distribution found;
-  if (!find_distribution<c.threads, c.cluster, c.most>(pieces, filter, c.slack, c.limit, lists, shared, found, state)) return;
+  if (!find_distribution<c>(vectors, filter, memory, found, state)) return;
   int64_t id = found.only;
   if (id < 0) {
     const Philox random(uint64_t(args.seeds[row]), args.offsets ? uint64_t(args.offsets[row]) : 0, 0);
-    id = pick<c.threads>(pieces, found, Kept{found}, portion(random.first(), found.total), shared,
-                         reinterpret_cast<const uint64_t*>(lists.bins), state.sums);
+    id = pick<c.threads>(vectors, found, Kept{found}, portion(random.first(), found.total), memory.entries,
+                         memory.sums, state.sums);
   }
   if (threadIdx.x != 0) return;
   args.ids[row] = id;
@@ -62,8 +62,8 @@ template <SamplingConfig c>
 DEVICE void spec_verify(const SpecVerifyArgs& args) {
   using T = Element<c.x>;
   extern __shared__ uint64_t shared[];
-  __shared__ SamplingShared state;
-  const Lists lists = lists_in(shared, c);
+  __shared__ SamplingShared<c.threads> state;
+  const SamplingMemory memory(shared, c);
   const int64_t job = blockIdx.x / c.cluster, positions = args.drafted + 1;
   const int64_t row = job / positions, position = job % positions, size = args.target.size;
   const T* x = static_cast<const T*>(args.target.logits) + row_offset<c.strided>(args.target.rows, job);
@@ -72,10 +72,10 @@ DEVICE void spec_verify(const SpecVerifyArgs& args) {
   drafted = drafted < 0 ? 0 : drafted < args.drafted ? drafted : args.drafted;
   if (position > drafted) return;
   const Filter filter(args.target, job);
-  const Pieces<T> pieces(x, size);
+  const Vectors<T> vectors(x, size);
   Distribution target;
-  if (!find_distribution<c.threads, c.cluster, c.most>(pieces, filter, c.slack, c.limit, lists, shared, target, state)) return;
-  uint64_t* chunk_sums = reinterpret_cast<uint64_t*>(lists.bins);
+  if (!find_distribution<c>(vectors, filter, memory, target, state)) return;
+  uint64_t* chunk_sums = memory.sums;
   const Philox random(uint64_t(args.seeds[row]), args.offsets ? uint64_t(args.offsets[row]) : 0,
                       uint32_t(1 + position));
   const int64_t draft_id = position < drafted ? args.draft_ids[row * args.drafted + position] : -1;
@@ -95,14 +95,14 @@ DEVICE void spec_verify(const SpecVerifyArgs& args) {
       const Residual residual{target, draft};
       uint64_t left = 0;
       if (position < drafted)
-        left = target.listed >= 0 ? sum_list<c.threads>(shared, target.listed, residual, state.sums)
-                                  : sum_row<c.threads>(pieces, residual, chunk_sums, state.sums);
+        left = target.listed >= 0 ? sum_list<c.threads>(memory.entries, target.listed, residual, state.sums)
+                                  : sum_row<c.threads>(vectors, residual, chunk_sums, state.sums);
       if (position < drafted && double(left) > 1e-8 * double(target.total)) {
-        choice = pick<c.threads>(pieces, target, residual, portion(random.first(), left), shared, chunk_sums,
+        choice = pick<c.threads>(vectors, target, residual, portion(random.first(), left), memory.entries, chunk_sums,
                                  state.sums);
       } else {
-        if (target.listed < 0) sum_row<c.threads>(pieces, Kept{target}, chunk_sums, state.sums);
-        choice = pick<c.threads>(pieces, target, Kept{target}, portion(random.first(), target.total), shared,
+        if (target.listed < 0) sum_row<c.threads>(vectors, Kept{target}, chunk_sums, state.sums);
+        choice = pick<c.threads>(vectors, target, Kept{target}, portion(random.first(), target.total), memory.entries,
                                  chunk_sums, state.sums);
       }
     }

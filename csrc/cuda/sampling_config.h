@@ -8,11 +8,11 @@ namespace deepinfer {
 struct SamplingConfig {
   DType x;
   int threads;
+  int stages;    // of the ring
   int cluster;   // blocks of a row
   int most;      // elements that filters leave, if they are to be found in one pass
-  int slack;     // entries beyond those that a cut may leave
-  int limit;     // entries in the list before a round
   int capacity;  // of the list
+  int bulk;      // 1: the copy engine fills the ring
   int strided;   // 1: the rows have more than one stride
 };
 

@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "../jit/cuda_launch.h"
+#include "filter_plan.h"
 #include "launch.h"
 #include "topk_config.h"
 
@@ -12,7 +13,6 @@ namespace deepinfer::cuda {
 namespace {
 
 constexpr int kMostListed = 4096;  // the greatest k whose list fits in shared memory
-constexpr int kPerThread = 16, kBinBytes = 2048 * 4;
 constexpr int kManyThreads = 1024;
 
 const char* name_of(TopkOrder order) {
@@ -25,12 +25,40 @@ jit::KernelSource describe(const TopkConfig& c) {
   source.header = "cuda/topk.cuh";
   source.config = "TopkConfig";
   source.args = "TopkArgs";
-  source.facts = {{"x", c.x},         {"threads", c.threads},   {"cluster", c.cluster},      {"most", c.most},
-                  {"slack", c.slack}, {"limit", c.limit}, {"capacity", c.capacity}, {"order", name_of(c.order)},
-                  {"wide_index", c.wide_index}, {"values", c.values}, {"strided", c.strided}};
+  source.facts = {{"x", c.x},
+                  {"threads", c.threads},
+                  {"stages", c.stages},
+                  {"cluster", c.cluster},
+                  {"most", c.most},
+                  {"capacity", c.capacity},
+                  {"bulk", c.bulk},
+                  {"order", name_of(c.order)},
+                  {"wide_index", c.wide_index},
+                  {"values", c.values},
+                  {"strided", c.strided}};
   source.threads = c.threads;
   source.cluster = c.cluster;
-  source.shared_bytes = (c.capacity + c.most + c.slack) * 8 + kBinBytes;
+  source.blocks_per_sm = 1;  // lifts the compiler's own limit on registers
+  source.shared_bytes = filter_bytes(c.threads, c.stages, c.capacity);
+  source.pdl = true;
+  return source;
+}
+
+jit::KernelSource describe_short(const TopkShortConfig& c) {
+  jit::KernelSource source;
+  source.name = "topk_short";
+  source.header = "cuda/topk_short.cuh";
+  source.config = "TopkShortConfig";
+  source.args = "TopkArgs";
+  source.facts = {{"x", c.x},
+                  {"threads", c.threads},
+                  {"lanes", c.lanes},
+                  {"vectors", c.vectors},
+                  {"digit", c.digit},
+                  {"wide_index", c.wide_index},
+                  {"values", c.values},
+                  {"strided", c.strided}};
+  source.threads = c.threads;
   source.pdl = true;
   return source;
 }
@@ -44,38 +72,64 @@ jit::KernelSource describe_many(const TopkManyConfig& c) {
   source.facts = {{"x", c.x},           {"threads", c.threads}, {"order", name_of(c.order)}, {"wide_index", c.wide_index},
                   {"values", c.values}, {"strided", c.strided}};
   source.threads = c.threads;
+  source.blocks_per_sm = 1;
   source.pdl = true;
   return source;
 }
 
-// How a row is shared out. Few rows: several blocks each, as long as every block has a round of work and the first one
-// room for what the others found. Many rows: smaller blocks, so that some read while others select.
-void plan_row(TopkConfig& c, int64_t rows, int64_t row_size, int64_t k, int multiprocessors, bool clusters) {
-  constexpr int kMostBlocks = 16, kMargin = 1536;
-  c.most = std::max(256, int(std::bit_ceil(uint64_t(k))));
-  const bool many = rows >= 3 * int64_t(multiprocessors);
-  c.threads = row_size <= 2048 ? 128 : row_size <= 4096 || (many && k <= 1024) ? 256 : 512;
-  const int round = c.threads * kPerThread;
-  c.slack = std::min(c.most / 2, 512);
-  c.limit = c.most + kMargin;
-  c.capacity = c.limit + round;
-  c.cluster = 1;
-  while (clusters && c.cluster < kMostBlocks && rows * c.cluster * 2 <= multiprocessors &&
-         row_size >= c.cluster * int64_t(round) && c.cluster * 2 * k <= c.capacity)
-    c.cluster *= 2;
-  // A row of one round needs no more than its own size, and a sort a power of two.
-  if (c.cluster == 1 && row_size + 16 <= round)
-    c.capacity = std::min(c.capacity, std::max(c.most, int(std::bit_ceil(uint64_t(row_size + 16)))));
+TopkConfig config_of(DType x, TopkOrder order, const FilterPlan& plan) {
+  TopkConfig c{};
+  c.x = x;
+  c.threads = plan.threads;
+  c.stages = plan.stages;
+  c.cluster = plan.cluster;
+  c.most = plan.most;
+  c.capacity = plan.capacity;
+  c.bulk = plan.bulk;
+  c.order = order;
+  return c;
 }
 
 TopkConfig plan(const TopkArgs& args, const jit::DeviceFacts& facts) {
-  TopkConfig c{};
-  c.x = args.dtype;
-  c.order = args.order;
+  TopkConfig c = config_of(args.dtype, args.order,
+                           plan_filter(args.x_rows.count, args.row_size * size_of(args.dtype), args.k,
+                                       facts.multiprocessors, facts.capability));
   c.wide_index = args.wide_index;
   c.values = args.values != nullptr;
   c.strided = args.x_rows.dims > 1;
-  plan_row(c, args.x_rows.count, args.row_size, args.k, facts.multiprocessors, facts.capability >= 90);
+  return c;
+}
+
+// Rows in registers: up to 8 KB, in the order of indices.
+bool is_short(const TopkArgs& args) {
+  return args.order == TopkOrder::by_index && args.row_size * size_of(args.dtype) <= 8192;
+}
+
+// A warp for a row, or as many as it takes. Few rows: more threads, and fewer but longer steps.
+TopkShortConfig plan_short(DType dtype, int64_t rows, int64_t row_size, bool aligned) {
+  constexpr int64_t kFewVectors = 76800;  // of 16 bytes, that the processors hold at once with one for each thread
+  TopkShortConfig c{};
+  c.x = dtype;
+  const int per_vector = 16 / size_of(dtype);
+  const int64_t vectors = std::max<int64_t>(1, ceil_div(row_size + (aligned ? 0 : per_vector - 1), per_vector));
+  const bool few = rows * vectors <= kFewVectors;
+  c.lanes = std::max(32, int(std::bit_ceil(uint64_t(ceil_div(vectors, few ? 2 : 4)))));
+  if (few && vectors > 32) c.lanes = std::max(c.lanes, 128);
+  c.threads = std::max(c.lanes, 128);
+  if (c.lanes > 32) c.lanes = c.threads;
+  c.vectors = int(std::bit_ceil(uint64_t(ceil_div(vectors, c.lanes))));
+  c.digit = c.lanes > 32 && few ? 2 : 1;
+  return c;
+}
+
+TopkShortConfig plan_short(const TopkArgs& args) {
+  Access access(args.row_size, 16 / size_of(args.dtype));
+  access.limit(args.x, args.x_rows, size_of(args.dtype));
+  TopkShortConfig c = plan_short(args.dtype, args.x_rows.count, args.row_size,
+                                 access.elements() * size_of(args.dtype) == 16);
+  c.wide_index = args.wide_index;
+  c.values = args.values != nullptr;
+  c.strided = args.x_rows.dims > 1;
   return c;
 }
 
@@ -83,17 +137,23 @@ std::vector<TopkConfig> samples() {
   std::vector<TopkConfig> configs;
   for (auto [x, rows, row_size, k, order, wide, values] :
        {std::tuple{DType::bf16, 4096, 131072, 512, TopkOrder::by_index, 0, 0},
-        std::tuple{DType::bf16, 256, 131072, 512, TopkOrder::by_index, 0, 0},
+        std::tuple{DType::bf16, 256, 131072, 1024, TopkOrder::by_index, 0, 0},
         std::tuple{DType::bf16, 6, 1 << 20, 1024, TopkOrder::by_index, 0, 0},
         std::tuple{DType::f32, 1, 129280, 512, TopkOrder::by_value, 1, 1},
         std::tuple{DType::f32, 64, 129280, 50, TopkOrder::by_value, 1, 1},
-        std::tuple{DType::f16, 4096, 1024, 512, TopkOrder::by_index, 0, 1},
+        std::tuple{DType::f16, 4096, 16384, 512, TopkOrder::by_index, 0, 1},
         std::tuple{DType::f32, 4, 262144, 4096, TopkOrder::by_value, 1, 1}}) {
-    TopkConfig c{x, 0, 0, 0, 0, 0, 0, order, wide, values, 0};
-    plan_row(c, rows, row_size, k, 132, true);
+    TopkConfig c = config_of(x, order, plan_filter(rows, int64_t(row_size) * size_of(x), k, 132, 90));
+    c.wide_index = wide;
+    c.values = values;
     configs.push_back(c);
   }
   return configs;
+}
+
+std::vector<TopkShortConfig> short_samples() {
+  return {plan_short(DType::bf16, 4096, 1024, true), plan_short(DType::bf16, 4096, 4096, true),
+          plan_short(DType::f16, 6, 4096, true), plan_short(DType::f32, 64, 2048, false)};
 }
 
 std::vector<TopkManyConfig> many_samples() {
@@ -101,6 +161,7 @@ std::vector<TopkManyConfig> many_samples() {
 }
 
 jit::Kernels<TopkConfig> kernels(describe, samples);
+jit::Kernels<TopkShortConfig> short_kernels(describe_short, short_samples);
 jit::Kernels<TopkManyConfig> many_kernels(describe_many, many_samples);
 
 }  // namespace
@@ -111,10 +172,14 @@ int64_t topk_scratch(const TopkArgs& args) {
 
 void topk(const TopkArgs& args, int device) {
   const unsigned rows = unsigned(args.x_rows.count);
-  if (args.k > kMostListed) {
+  if (args.k > kMostListed && !is_short(args)) {
     const TopkManyConfig config{args.dtype, kManyThreads, args.order, args.wide_index, args.values != nullptr,
                                 args.x_rows.dims > 1};
     return many_kernels.launch(device, config, {rows}, args);
+  }
+  if (is_short(args)) {
+    const TopkShortConfig config = plan_short(args);
+    return short_kernels.launch(device, config, {unsigned(ceil_div(rows, config.threads / config.lanes))}, args);
   }
   const TopkConfig config = plan(args, jit::device_facts(device));
   kernels.launch(device, config, {rows * config.cluster}, args);
