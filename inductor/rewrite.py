@@ -156,7 +156,7 @@ def _obstacle(match: Match, inside: set[Node]) -> str | None:
         return f"the op has no {device_type} kernel"
     outputs = {output for output in match.outputs if output is not None}
     for node in inside - outputs:
-        if node.op != "call_function":
+        if node.op != "call_function" and not _is_scalar_constant(node):
             return "the result depends on something that is not an input of the op"
         is_free = node.target in _CHEAP or not node.all_input_nodes
         if not is_free and not inside.issuperset(node.users):
@@ -164,6 +164,11 @@ def _obstacle(match: Match, inside: set[Node]) -> str | None:
     if _depends_on(match.inputs, outputs, inside):
         return "one input of the op is computed from one of its outputs"
     return None
+
+
+def _is_scalar_constant(node: Node) -> bool:
+    """Whether the node is a number that the graph holds as a tensor: the pattern has looked at its value."""
+    return node.op == "get_attr" and value(node).dim() == 0
 
 
 def _depends_on(inputs: Sequence[Node], outputs: set[Node], inside: set[Node]) -> bool:

@@ -139,6 +139,7 @@ SAMPLES: dict[str, Callable[[], Sample]] = {
     "dequantize": _dequantize,
     "topk": _topk,
     "sample": lambda: ((torch.randn(4, 40).bfloat16(), torch.arange(4)), {"return_log_probs": True}),
+    "draw": lambda: ((torch.randn(4, 40).bfloat16(),), {"temperature": 0.0, "top_k": 5, "keepdim": True}),
     "spec_verify": lambda: ((torch.randn(2, 4, 20), torch.randint(20, (2, 3)), None, torch.arange(2)), {}),
 }
 

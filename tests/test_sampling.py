@@ -39,6 +39,7 @@ def p_value(counts: torch.Tensor, probabilities: torch.Tensor) -> float:
     return 0.5 * math.erfc(z / math.sqrt(2))
 
 
+WHOLE = {"top_k": [3, 1, 50, 700, 0, 20, 2000, 5]}  # of logits that are whole numbers: many are equal
 FILTERS = {
     "none": {},
     "top_k": {"top_k": [1, 5, 50, 700, 0, -1, 2**31 - 1, 3]},
@@ -63,6 +64,44 @@ def test_matches_reference(device, size, dtype, filters):
     torch.testing.assert_close(actual[1].cpu(), expected[1], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [17, 1000, 40003])
+def test_ties_are_kept(device, size, dtype):
+    logits = (2 * torch.randn(8, size)).round().to(dtype)
+    seeds = torch.arange(8)
+    for top_p in (None, torch.tensor([0.9, 1.0, 0.5, 0.99, 0.9, 0.1, 0.7, 1.0])):
+        arguments = {"top_k": torch.tensor(WHOLE["top_k"], dtype=torch.int32), "top_p": top_p, "keep_ties": True}
+        expected = reference.sample(logits, seeds, **arguments, return_log_probs=True)
+        actual = ops.sample(logits.to(device), seeds.to(device), **on(device, arguments), return_log_probs=True)
+        assert_bit_equal(actual[0], expected[0])
+        torch.testing.assert_close(actual[1].cpu(), expected[1], rtol=1e-5, atol=1e-5)
+    tied = torch.tensor([3.0, 1.0, 3.0, 3.0, 2.0], dtype=dtype, device=device).expand(200, -1)
+    one = column(200, 1, torch.int32, device)
+    ids = ops.sample(tied, torch.arange(200, device=device), top_k=one, keep_ties=True)[0]
+    assert ids.unique().tolist() == [0, 2, 3]
+
+
+def test_draw(device):
+    logits = torch.randn(30, 2000, device=device)
+    torch.manual_seed(3)
+    first = ops.draw(logits, temperature=0.8, top_k=40, top_p=0.9)
+    torch.manual_seed(3)
+    seeds = torch.randint(2**63 - 1, (30,), device=device)
+    filters = {
+        "temperature": column(30, 0.8, device=device),
+        "top_k": column(30, 40, torch.int32, device),
+        "top_p": column(30, 0.9, device=device),
+    }
+    assert_bit_equal(first, ops.sample(logits, seeds, **filters, keep_ties=True)[0])
+    assert not torch.equal(first, ops.draw(logits, temperature=0.8, top_k=40, top_p=0.9))
+    assert torch.equal(ops.draw(logits, temperature=0.0, keepdim=True), logits.argmax(-1, keepdim=True))
+    for bad in (logits.double(), logits[:, :0]):
+        with pytest.raises(ValueError, match="logits"):
+            ops.draw(bad)
+        with pytest.raises(ValueError, match="logits"):
+            ops.draw(bad.to("meta"))
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -76,6 +115,7 @@ def test_devices_agree(dtype, scale):
                 "top_k": torch.randint(-1, 3000, (rows,)).int() if name in ("top_k", "all") else None,
                 "top_p": torch.rand(rows) * 1.1 if name in ("top_p", "all") else None,
                 "min_p": torch.rand(rows) ** 4 if name in ("min_p", "all") else None,
+                "keep_ties": rows == 200,
             }
             seeds = torch.randint(2**62, (rows,))
             expected = ops.sample(logits, seeds, **arguments)
@@ -92,6 +132,16 @@ def test_distribution(device, dtype, filters):
     given = [filters.get(n, d) for n, d in (("temperature", 1.0), ("top_k", 0), ("top_p", 1.0), ("min_p", 0.0))]
     weights = reference.weights(logits, *given).double()
     assert p_value(draws(logits.to(device), 100_000, **filters), weights / weights.sum()) > 1e-3
+
+
+# The same with a million draws, together with all filters.
+@pytest.mark.slow
+@pytest.mark.parametrize("filters", [{}, {"temperature": 0.7}, {"temperature": 1.3, "top_k": 40, "top_p": 0.95}])
+def test_distribution_of_a_million(device, filters):
+    logits = 1.5 * torch.randn(100)
+    given = [filters.get(n, d) for n, d in (("temperature", 1.0), ("top_k", 0), ("top_p", 1.0), ("min_p", 0.0))]
+    weights = reference.weights(logits, *given).double()
+    assert p_value(draws(logits.to(device), 1_000_000, **filters), weights / weights.sum()) > 1e-3
 
 
 def test_log_prob(device):
@@ -201,9 +251,10 @@ def test_verify_matches_reference(device, size, certain):
 
 
 # What is emitted first has the target's distribution, whatever the draft's is.
+@pytest.mark.parametrize("batch", [60_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("certain", [False, True])
-def test_verified_distribution(device, certain):
-    batch, size = 60_000, 12
+def test_verified_distribution(device, certain, batch):
+    size = 12
     target, draft = torch.randn(2, size), torch.randn(size).softmax(-1)
     ids, accepted = ops.spec_verify(
         target.expand(batch, 2, size).to(device),
@@ -304,7 +355,39 @@ def test_penalties(device, dtype):
             ops.penalize_logits(**given | change)
 
 
-@pytest.mark.parametrize("op", [torch.ops.deepinfer.sample, torch.ops.deepinfer.spec_verify], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_top_log_probs(device, dtype):
+    logits = (3 * torch.randn(4, 2, 500)).to(dtype).to(device)
+    log_probs, ids = ops.top_log_probs(logits, 5)
+    assert log_probs.dtype == torch.float32 and ids.dtype == torch.int64
+    expected = logits.double().log_softmax(-1)
+    torch.testing.assert_close(log_probs.double(), expected.gather(-1, ids), atol=1e-5, rtol=0)
+    assert torch.equal(logits.gather(-1, ids), logits.topk(5).values)
+    seeds = torch.zeros(4, 2, dtype=torch.int64, device=device)
+    drawn = ops.sample(logits, seeds, temperature=torch.zeros(4, 2, device=device))[0]
+    assert torch.equal(drawn, ids[..., 0])
+    for bad, message in (((logits, 501), "n must lie in"), ((logits.double(), 1), "logits must be float32")):
+        with pytest.raises(ValueError, match=f"top_log_probs: {message}"):
+            ops.top_log_probs(*bad)
+
+
+# The last element that is kept is a zero: below it lies -0, which equals it.
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nucleus_ends_at_a_zero(device, dtype):
+    logits = torch.full((2, 300), -math.inf)
+    logits[:, 1::2] = 0.0
+    logits[1, 3::4] = -0.0
+    seeds = torch.arange(2)
+    expected = reference.sample(logits.to(dtype), seeds, top_p=torch.tensor([0.5, 0.9]))[0]
+    given = on(device, {"logits": logits.to(dtype), "seeds": seeds, "top_p": torch.tensor([0.5, 0.9])})
+    ids, log_probs = ops.sample(**given, return_log_probs=True)
+    assert torch.equal(ids.cpu(), expected)
+    assert log_probs[0].item() == pytest.approx(-math.log(75), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "op", [torch.ops.deepinfer.sample, torch.ops.deepinfer.draw, torch.ops.deepinfer.spec_verify], ids=str
+)
 def test_opcheck(device, op):
     args, kwargs = SAMPLES[str(op).removeprefix("deepinfer.")]()
     args = tuple(a.to(device) if isinstance(a, torch.Tensor) else a for a in args)

@@ -1,4 +1,5 @@
 import math
+from collections.abc import Callable
 
 import hypothesis
 import hypothesis.strategies as st
@@ -27,8 +28,16 @@ def check(x: torch.Tensor, k: int, *args, **kwargs) -> None:
         assert torch.equal(values.view(bits), x.view(bits).gather(-1, indices.long()))
 
 
-def patterns(rows: int, size: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Rows of the kinds that break selections."""
+def patterns(
+    rows: int, size: int, dtype: torch.dtype, device: str = "cpu", kind: str | None = None
+) -> dict[str, torch.Tensor]:
+    """Rows of the kinds that break selections, of all or of one."""
+    with torch.device(device):
+        kinds = _patterns(rows, size, dtype)
+        return {name: make() for name, make in kinds.items() if kind in (None, name)}
+
+
+def _patterns(rows: int, size: int, dtype: torch.dtype) -> dict[str, Callable[[], torch.Tensor]]:
     noise = torch.randn(rows, size)
     tiny = torch.finfo(dtype).smallest_normal
     special = torch.tensor([math.nan, NEGATIVE_NAN, math.inf, -math.inf, 0.0, -0.0, 1.0, tiny / 2, -tiny / 2])
@@ -36,20 +45,23 @@ def patterns(rows: int, size: int, dtype: torch.dtype) -> dict[str, torch.Tensor
     rough[torch.rand(rows, size) < 0.02] = NEGATIVE_NAN
     bits = torch.randint(-(2**31), 2**31, (rows, size)).to(torch.int32).view(torch.float32)
     return {
-        "normal": noise.to(dtype),
-        "shifted": (100 + noise / 100).to(dtype),
-        "equal": torch.full((rows, size), 0.5, dtype=dtype),
-        "one bit apart": (1 + torch.randint(0, 2, (rows, size)) * torch.finfo(dtype).eps).to(dtype),
-        "few values": torch.randint(0, 5, (rows, size)).to(dtype),
-        "special": special[torch.randint(0, len(special), (rows, size))].to(dtype),
-        "all -inf": torch.full((rows, size), -math.inf, dtype=dtype),
-        "all NaN": torch.full((rows, size), math.nan, dtype=dtype),
-        "some NaN": rough.to(dtype),
-        "denormals": (noise * tiny / 4).to(dtype),
-        "any bits": bits.to(dtype),
-        "ascending": torch.arange(size).float().expand(rows, size).to(dtype),
-        "descending": -torch.arange(size).float().expand(rows, size).to(dtype),
+        "normal": lambda: noise.to(dtype),
+        "shifted": lambda: (100 + noise / 100).to(dtype),
+        "equal": lambda: torch.full((rows, size), 0.5, dtype=dtype),
+        "one bit apart": lambda: (1 + torch.randint(0, 2, (rows, size)) * torch.finfo(dtype).eps).to(dtype),
+        "few values": lambda: torch.randint(0, 5, (rows, size)).to(dtype),
+        "special": lambda: special[torch.randint(0, len(special), (rows, size))].to(dtype),
+        "all -inf": lambda: torch.full((rows, size), -math.inf, dtype=dtype),
+        "all NaN": lambda: torch.full((rows, size), math.nan, dtype=dtype),
+        "some NaN": lambda: rough.to(dtype),
+        "denormals": lambda: (noise * tiny / 4).to(dtype),
+        "any bits": lambda: bits.to(dtype),
+        "ascending": lambda: torch.arange(size).float().expand(rows, size).to(dtype),
+        "descending": lambda: -torch.arange(size).float().expand(rows, size).to(dtype),
     }
+
+
+KINDS = list(_patterns(1, 1, torch.float32))
 
 
 @pytest.mark.parametrize("order", [{}, {"sorted": True}, {"sorted_index": True, "index_dtype": torch.int64}])
@@ -167,6 +179,43 @@ def test_any_shape(shape, size, k, levels, dtype, order, with_lengths):
     x = torch.randint(-levels, levels + 1, (*shape, size)).to(dtype)
     lengths = torch.randint(-2, size + 3, tuple(shape)).int() if with_lengths else None
     check(x, k, lengths, **order)
+
+
+def one_case(most_elements: int, device: str) -> None:
+    """A case out of the grid of shapes, k, data, lengths, offsets and results, against the reference."""
+
+    def one_of(*values):
+        return values[int(torch.randint(len(values), ()))]
+
+    def between(low, high):
+        return int(torch.randint(low, high + 1, ()))
+
+    rows = one_of(1, between(1, 20), between(1, 100), 121, 512)
+    sizes = [1, between(1, 300), 1602, between(1, 40000), 32768, 123245, 225467, 262144, 418673, 1048576]
+    size = one_of(*[size for size in sizes if rows * size <= most_elements])
+    k = min(one_of(1, between(1, 4096), 50, 512, 1024, 1231, 2048, 2333, 4096), 2 * size + 3)
+    kind = one_of(*KINDS)
+    before = one_of(0, 0, between(1, 9))
+    x = patterns(rows, size + before, one_of(*DTYPES), device, kind)[kind][:, before:]
+    lengths = torch.randint(-1, size + 2, (rows,), device=device).int() if one_of(0, 0, 1) else None
+    offsets = torch.randint(-99, 10**6, (rows,), device=device).int() if one_of(0, 0, 1) else None
+    order = one_of({}, {}, {"sorted": True}, {"sorted_index": True, "index_dtype": torch.int64})
+    expected = reference.topk(x, k, lengths, offsets, **order)
+    for actual, wanted in zip(ops.topk(x, k, lengths, offsets, **order), expected, strict=True):
+        assert_bit_equal(actual, wanted, f"{tuple(x.shape)} {x.dtype} k {k}, {kind}, {before} before, {order}")
+
+
+def test_some_cases(device):
+    for _ in range(60):
+        one_case(1 << 16, device)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(20))
+def test_many_cases(device, part):
+    torch.manual_seed(1000 + part)
+    for _ in range(1000):
+        one_case(1 << 18 if device == "cpu" else 1 << 24, device)
 
 
 @pytest.mark.gpu

@@ -64,9 +64,16 @@ class Source {
   OptionalTensor temperature_, top_k_, top_p_, min_p_;
 };
 
+void run_sample(const SampleArgs& args, const Tensor& logits) {
+  if (args.from.rows.count == 0) return;
+  if (logits.is_cuda()) cuda::sample(args, logits.get_device_index());
+  else cpu::parallel(cpu::sample, args, args.from.rows.count, args.from.size * 8);
+}
+
 std::tuple<Tensor, Tensor> sample(const Tensor& logits, const Tensor& seeds, const OptionalTensor& offsets,
                                   const OptionalTensor& temperature, const OptionalTensor& top_k,
-                                  const OptionalTensor& top_p, const OptionalTensor& min_p, bool return_log_probs) {
+                                  const OptionalTensor& top_p, const OptionalTensor& min_p, bool keep_ties,
+                                  bool return_log_probs) {
   const char* op = "sample";
   DI_CHECK(logits.dim() >= 1, op, ": logits must have at least one dimension");
   const Source source(op, logits, temperature, top_k, top_p, min_p);
@@ -78,15 +85,33 @@ std::tuple<Tensor, Tensor> sample(const Tensor& logits, const Tensor& seeds, con
   Tensor log_probs = new_tensor(logits, return_log_probs ? sizes : std::vector<int64_t>{0}, ScalarType::Float);
   SampleArgs args{};
   args.from = source.from;
+  args.from.keep_ties = keep_ties;
   args.seeds = data_of<int64_t>(dense_seeds);
   args.offsets = data_of<int64_t>(dense_offsets);
   args.ids = static_cast<int64_t*>(ids.mutable_data_ptr());
   args.log_probs = return_log_probs ? static_cast<float*>(log_probs.mutable_data_ptr()) : nullptr;
-  if (args.from.rows.count > 0) {
-    if (logits.is_cuda()) cuda::sample(args, logits.get_device_index());
-    else cpu::parallel(cpu::sample, args, args.from.rows.count, args.from.size * 8);
-  }
+  run_sample(args, logits);
   return {ids, log_probs};
+}
+
+// One set of filters for all rows.
+Tensor sample_alike(const Tensor& logits, const Tensor& seeds, double temperature, int64_t top_k, double top_p,
+                    bool keep_ties) {
+  const char* op = "draw";
+  DI_CHECK(logits.dim() >= 1, op, ": logits must have at least one dimension");
+  const Source source(op, logits, {}, {}, {}, {});
+  std::vector<int64_t> sizes = sizes_of(logits);
+  sizes.pop_back();
+  const OptionalTensor dense_seeds = argument(op, "seeds", seeds, sizes, ScalarType::Long, logits);
+  Tensor ids = new_tensor(logits, sizes, ScalarType::Long);
+  SampleArgs args{};
+  args.from = source.from;
+  args.from.all = {float(temperature), float(top_p), 0.f, top_k};
+  args.from.keep_ties = keep_ties;
+  args.seeds = data_of<int64_t>(dense_seeds);
+  args.ids = static_cast<int64_t*>(ids.mutable_data_ptr());
+  run_sample(args, logits);
+  return ids;
 }
 
 std::tuple<Tensor, Tensor> spec_verify(const Tensor& target_logits, const Tensor& draft_ids,
@@ -138,7 +163,9 @@ std::tuple<Tensor, Tensor> spec_verify(const Tensor& target_logits, const Tensor
 STABLE_TORCH_LIBRARY_FRAGMENT(deepinfer, m) {
   m.def(
       "sample(Tensor logits, Tensor seeds, Tensor? offsets=None, *, Tensor? temperature=None, Tensor? top_k=None,"
-      " Tensor? top_p=None, Tensor? min_p=None, bool return_log_probs=False) -> (Tensor, Tensor)");
+      " Tensor? top_p=None, Tensor? min_p=None, bool keep_ties=False, bool return_log_probs=False) -> (Tensor, Tensor)");
+  m.def(
+      "_sample_alike(Tensor logits, Tensor seeds, float temperature, int top_k, float top_p, bool keep_ties) -> Tensor");
   m.def(
       "spec_verify(Tensor target_logits, Tensor draft_ids, Tensor? draft_probs, Tensor seeds, Tensor? offsets=None, *,"
       " Tensor? num_drafted=None, Tensor? temperature=None, Tensor? top_k=None, Tensor? top_p=None,"
@@ -147,6 +174,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(deepinfer, m) {
 
 static void implement(auto& m) {
   m.impl("sample", TORCH_BOX(&sample));
+  m.impl("_sample_alike", TORCH_BOX(&sample_alike));
   m.impl("spec_verify", TORCH_BOX(&spec_verify));
 }
 

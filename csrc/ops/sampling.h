@@ -11,8 +11,14 @@ constexpr float kLeastTemperature = 1e-5f;
 // The weight of the greatest element. Weights are integers, so that their sums are the same in any order.
 constexpr float kWeightOne = 1099511627776.f;  // 2^40
 
+struct Filters {
+  float temperature = 1;
+  float top_p = 1, min_p = 0;
+  int64_t top_k = 0;
+};
+
 // Distributions: the softmax of each row of logits over a temperature, cut by the filters. Each of these has one entry a
-// row, or is null.
+// row, or is null: `all` holds for every row.
 struct Distributions {
   const void* logits;  // rows of `size` elements of `dtype`
   Rows rows;
@@ -21,7 +27,9 @@ struct Distributions {
   const int32_t* top_k;
   const float* top_p;
   const float* min_p;
+  Filters all;
   DType dtype;
+  int keep_ties;  // 1: what equals the last element that top_k keeps stays too
 };
 
 struct SampleArgs {

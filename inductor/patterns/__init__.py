@@ -1,7 +1,7 @@
 """All patterns in the order in which they are tried: one that covers more nodes comes before one that it contains."""
 
 from torch_deepinfer.inductor.matcher import Pattern
-from torch_deepinfer.inductor.patterns import activation, attention, gemm, moe, norm, qk_norm_rope, rope, topk
+from torch_deepinfer.inductor.patterns import activation, attention, gemm, moe, norm, qk_norm_rope, rope, sampling, topk
 
 PATTERNS: list[Pattern] = [
     *gemm.PATTERNS,
@@ -10,6 +10,7 @@ PATTERNS: list[Pattern] = [
     *norm.PATTERNS,
     *rope.PATTERNS,
     *activation.PATTERNS,
+    *sampling.PATTERNS,
     *topk.PATTERNS,
     *attention.PATTERNS,
 ]

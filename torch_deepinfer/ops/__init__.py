@@ -28,15 +28,17 @@ from torch_deepinfer.ops.quant import (
     quantize_with_scales,
 )
 from torch_deepinfer.ops.rope import qk_norm_rope, rotary_embedding, rotary_embedding_
+from torch_deepinfer.ops.sampling import draw, sample, spec_verify
 from torch_deepinfer.ops.sampling import penalize_logits as penalize_logits  # made of others
-from torch_deepinfer.ops.sampling import sample, spec_verify
 from torch_deepinfer.ops.sampling import spec_budget_select as spec_budget_select  # made of others
+from torch_deepinfer.ops.sampling import top_log_probs as top_log_probs  # made of others
 from torch_deepinfer.ops.topk import topk
 
 __all__ = [
     "add_rms_norm",
     "add_rms_norm_quant",
     "dequantize",
+    "draw",
     "fp8_gemm",
     "fp8_grouped_mm",
     "fp8_masked_mm",

@@ -20,6 +20,7 @@ def sample(
     top_k: torch.Tensor | None = None,
     top_p: torch.Tensor | None = None,
     min_p: torch.Tensor | None = None,
+    keep_ties: bool = False,
     return_log_probs: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draws one element of each row from the softmax of its logits.
@@ -37,6 +38,7 @@ def sample(
         top_p: ``[...]`` float32: an element stays if what comes before it, in descending order, has less than this part
             of the probability. 1 and more: no limit.
         min_p: ``[...]`` float32: an element stays if it has at least this part of the greatest one's probability.
+        keep_ties: what equals the last element that top_k keeps stays too, as transformers has it.
         return_log_probs: also the logarithm of the probability, among what the filters left, of what was drawn.
 
     Returns:
@@ -56,8 +58,33 @@ def sample(
         top_k=top_k,
         top_p=top_p,
         min_p=min_p,
+        keep_ties=keep_ties,
         return_log_probs=return_log_probs,
     )
+
+
+def draw(
+    logits: torch.Tensor,
+    *,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    keepdim: bool = False,
+) -> torch.Tensor:
+    """Draws one element of each row with torch's own generator, as ``torch.multinomial(probs, 1)`` does.
+
+    Args:
+        logits: ``[..., V]`` as :func:`sample` takes them.
+        temperature, top_k, top_p: as in :func:`sample`, with ``keep_ties``, the same for all rows.
+        keepdim: results ``[..., 1]``.
+
+    Returns:
+        ids ``[...]`` int64.
+
+    Raises:
+        ValueError: a wrong shape or dtype.
+    """
+    return torch.ops.deepinfer.draw.default(logits, temperature=temperature, top_k=top_k, top_p=top_p, keepdim=keepdim)
 
 
 def spec_verify(
@@ -201,6 +228,28 @@ def penalize_logits(
     return x.to(logits.dtype)
 
 
+def top_log_probs(logits: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The ``n`` likeliest elements of each row and the logarithms of their probabilities. Made of other operators.
+
+    Args:
+        logits: ``[..., V]``, float32, bfloat16 or float16.
+        n: how many, at most V.
+
+    Returns:
+        ``(log_probs [..., n] float32, ids [..., n] int64)``, the likeliest first, of equal ones the lower id: the
+        greatest logits minus the logarithm of the row's sum of exponentials, computed in float32.
+
+    Raises:
+        ValueError: a wrong shape, dtype or n.
+    """
+    op = "top_log_probs"
+    check(logits.dim() >= 1, f"{op}: logits must have at least one dimension")
+    check_float_dtype(op, "logits", logits.dtype)
+    check(0 <= n <= logits.shape[-1], f"{op}: n must lie in [0, {logits.shape[-1]}], got {n}")
+    greatest, ids = topk(logits, n, sorted=True, index_dtype=torch.int64)
+    return greatest.float() - logits.float().logsumexp(-1, keepdim=True), ids
+
+
 def _check_argument(op: str, name: str, t: torch.Tensor | None, shape, dtype: torch.dtype, like: torch.Tensor) -> None:
     if t is None:
         return
@@ -221,7 +270,16 @@ def _check_source(op, logits, temperature, top_k, top_p, min_p):
 
 @torch.library.register_fake("deepinfer::sample")
 def _sample_meta(
-    logits, seeds, offsets=None, *, temperature=None, top_k=None, top_p=None, min_p=None, return_log_probs=False
+    logits,
+    seeds,
+    offsets=None,
+    *,
+    temperature=None,
+    top_k=None,
+    top_p=None,
+    min_p=None,
+    keep_ties=False,
+    return_log_probs=False,
 ):
     check(logits.dim() >= 1, "sample: logits must have at least one dimension")
     _check_source("sample", logits, temperature, top_k, top_p, min_p)
@@ -230,6 +288,30 @@ def _sample_meta(
     _check_argument("sample", "offsets", offsets, shape, torch.int64, logits)
     log_probs = logits.new_empty(shape if return_log_probs else (0,), dtype=torch.float32)
     return logits.new_empty(shape, dtype=torch.int64), log_probs
+
+
+# Registered from here: a schema with tags, which the stable interface of the oldest torch lacks.
+torch.library.define(
+    "deepinfer::draw",
+    "(Tensor logits, *, float temperature=1.0, int top_k=0, float top_p=1.0, bool keepdim=False) -> Tensor",
+    tags=(torch.Tag.nondeterministic_seeded,),
+)
+
+
+@torch.library.impl("deepinfer::draw", ("cpu", "cuda"))
+def _draw(logits, *, temperature=1.0, top_k=0, top_p=1.0, keepdim=False):
+    check(logits.dim() >= 1, "draw: logits must have at least one dimension")
+    seeds = torch.randint(2**63 - 1, logits.shape[:-1], device=logits.device)
+    ids = torch.ops.deepinfer._sample_alike(logits, seeds, temperature, top_k, top_p, True)
+    return ids.unsqueeze(-1) if keepdim else ids
+
+
+@torch.library.register_fake("deepinfer::draw")
+def _draw_meta(logits, *, temperature=1.0, top_k=0, top_p=1.0, keepdim=False):
+    check(logits.dim() >= 1, "draw: logits must have at least one dimension")
+    _check_source("draw", logits, None, None, None, None)
+    shape = (*logits.shape[:-1], 1) if keepdim else logits.shape[:-1]
+    return logits.new_empty(shape, dtype=torch.int64)
 
 
 @torch.library.register_fake("deepinfer::spec_verify")

@@ -25,7 +25,9 @@ def philox(seed: int, offset: int, stream: int) -> tuple[int, int]:
     return x[1] << 32 | x[0], x[3] << 32 | x[2]
 
 
-def weights(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> torch.Tensor:
+def weights(
+    logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float, keep_ties: bool = False
+) -> torch.Tensor:
     """The integer weights ``[V]`` of what may be drawn; a single 1 where there is no choice."""
     x = logits.double()
     order = topk(logits, len(x), sorted=True, index_dtype=torch.int64)[1]
@@ -36,7 +38,7 @@ def weights(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, 
         return result
     weight = torch.where(x > -torch.inf, ((x - greatest) / temperature).exp() * ONE, 0).long()[order]
     if 0 < top_k < len(x):
-        weight[top_k:] = 0
+        weight[int((x >= x[order[top_k - 1]]).sum()) if keep_ties else top_k :] = 0
     if top_p < 1:
         mass = max(1, math.ceil(top_p * int(weight.sum())))
         weight[weight.cumsum(0) - weight >= mass] = 0
@@ -65,6 +67,7 @@ def sample(
     top_k: torch.Tensor | None = None,
     top_p: torch.Tensor | None = None,
     min_p: torch.Tensor | None = None,
+    keep_ties: bool = False,
     return_log_probs: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See :func:`torch_deepinfer.ops.sample`."""
@@ -74,11 +77,28 @@ def sample(
     ids, log_probs = torch.empty(seeds.numel(), dtype=torch.int64), torch.empty(seeds.numel())
     rows = zip(logits.reshape(-1, logits.shape[-1]), seeds.flatten(), offsets.flatten(), strict=True)
     for i, (row, seed, offset) in enumerate(rows):
-        weight = weights(row, *(f.flatten()[i].item() for f in filters))
+        temperature_, top_k_, top_p_, min_p_ = (f.flatten()[i].item() for f in filters)
+        weight = weights(row, temperature_, top_k_, top_p_, min_p_, keep_ties)
         ids[i] = pick(weight, philox(int(seed), int(offset), 0)[0])
         probability = weight[ids[i]].double() / weight.sum()
         log_probs[i] = torch.nan if row[ids[i]].isnan() else probability.log()
     return ids.view(shape), log_probs.view(shape) if return_log_probs else torch.empty(0)
+
+
+def draw(
+    logits: torch.Tensor,
+    *,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    keepdim: bool = False,
+) -> torch.Tensor:
+    """See :func:`torch_deepinfer.ops.draw`."""
+    shape = logits.shape[:-1]
+    seeds = torch.randint(2**63 - 1, shape)
+    t, k, p = (torch.full(shape, given) for given in (temperature, top_k, top_p))
+    ids = sample(logits, seeds, temperature=t, top_k=k, top_p=p, keep_ties=True)[0]
+    return ids.unsqueeze(-1) if keepdim else ids
 
 
 def spec_verify(
