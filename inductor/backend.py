@@ -12,6 +12,7 @@ from torch._inductor.compile_fx import compile_fx
 from torch.fx import GraphModule
 
 import torch_deepinfer  # noqa: F401  (compiled graphs call its ops)
+from torch_deepinfer.inductor import interpreted
 from torch_deepinfer.inductor import settings as settings_of
 from torch_deepinfer.inductor.passes import CountPass, SwapPass, compose
 from torch_deepinfer.inductor.rewrite import Rewrites
@@ -38,7 +39,11 @@ def deepinfer(
         ValueError: an unknown option.
         RuntimeError: an unknown mode.
     """
-    return compile_graph(gm, example_inputs, Rewrites(), mode=mode, options=options, **kwargs)
+    done = Rewrites()
+    if interpreted.is_needed(example_inputs):
+        settings, _ = settings_of.parse(options)
+        kwargs.setdefault("inner_compile", interpreted.without_code(CountPass(settings, done)))
+    return compile_graph(gm, example_inputs, done, mode=mode, options=options, **kwargs)
 
 
 def compile_graph(

@@ -60,6 +60,17 @@ def quant_long() -> None:
     compare(ops.quantize_per_token, bf16(3, 50000), dtype=torch.int8)
 
 
+def rope() -> None:
+    q, k = torch.randn(3, 5, 12, 80).bfloat16(), torch.randn(3, 5, 2, 80).bfloat16()
+    positions = torch.randint(50, (3, 5, 1))
+    compare(ops.rotary_embedding, q, k, bf16(50, 32), bf16(50, 32), positions, "interleaved", rotary_dim=64)
+
+
+def rope_floats() -> None:
+    x = torch.randn(40, 200, 64)
+    compare(ops.rotary_embedding, x, None, torch.randn(40, 1, 32), torch.randn(40, 1, 32))
+
+
 def expert_ids() -> torch.Tensor:
     return torch.randint(-1, 40, (700, 3))
 

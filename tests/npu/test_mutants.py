@@ -170,6 +170,23 @@ MUTANTS = {
         "unpermute_kernel.h", "left < tiling_.chunk ? int32_t(left) : tiling_.chunk, n =", "tiling_.chunk, n =",
         "of a buffer of|of a piece in global memory is not ordered", calls.unpermute,
     ),
+    "rope: permutations used before the scalar unit has written them": Mutant(
+        "rope_kernel.h", "    hand_over<HardEvent::S_V>(pipe_);\n", "",
+        "Gather: a read of byte .* on pipe V is not ordered after a write on pipe S", calls.rope,
+    ),
+    "rope: partner beyond the row": Mutant(
+        "rope_kernel.h", "uint32_t(second ? a : b)", "uint32_t(second ? a : b + dim)",
+        r"Gather: \d+ bytes of a tensor that has|Gather: a read of byte .* that nothing has written", calls.rope,
+    ),
+    "rope: tables of a row past the cache": Mutant(
+        "rope_kernel.h", "position * tiling_.cos_row_stride", "(position + 60) * tiling_.cos_row_stride",
+        "an offset of .* into a buffer of", calls.rope,
+    ),
+    "rope: products added while they are made": Mutant(
+        "rope_kernel.h", "      Mul(partner_, partner_, sin_, dim);\n      PipeBarrier<PIPE_V>();\n",
+        "      Mul(partner_, partner_, sin_, dim);\n", "Add: a read of byte .* on pipe V is not ordered",
+        calls.rope_floats,
+    ),
     "rows: event id 9": Mutant(
         "rows.h", "SetFlag<event>(id);\n  WaitFlag<event>(id);", "SetFlag<event>(9);\n  WaitFlag<event>(9);",
         "SetFlag: event ids are 0 to 7, got 9", calls.norm,
