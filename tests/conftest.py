@@ -57,7 +57,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept = set(on_npu[:: config.getoption("--npu-sample")])
     dropped = set(on_npu) - kept
     items[:] = [item for item in items if item not in dropped]
-    items.sort(key=lambda item: item.path.name not in ("test_jit.py", "test_mutants.py"))
+    items.sort(key=lambda item: item.path.name not in ("test_jit.py", "test_mutants.py", "test_reports.py"))
 
 
 @pytest.fixture(autouse=True)

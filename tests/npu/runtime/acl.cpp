@@ -207,8 +207,13 @@ ACL int aclrtLaunchKernelWithHostArgs(void* function, uint32_t blocks, void* str
   return enqueue(stream_of(stream), [=, &kernel] {
     static const twin::Options options = twin::options_from_environment();
     const Open open;
+    twin::Work work;
     const std::string fault =
-        twin::launch(kernel.arch, int(blocks), options, allocations(), kernel.run, packed.data());
+        twin::launch(kernel.arch, int(blocks), options, allocations(), kernel.run, packed.data(), work);
+    if (std::getenv("DEEPINFER_STANDIN_COUNT"))
+      std::fprintf(stderr, "[work] %s %u %lld %lld %lld %lld %lld\n", kernel.name.c_str(), blocks, (long long)work.vectors,
+                   (long long)work.vector_repeats, (long long)work.copies, (long long)work.copied_bytes,
+                   (long long)work.scalars);
     return fault.empty() ? int(kOk) : report(kKernelFailed, kernel.name + ": " + fault);
   });
 }

@@ -80,6 +80,7 @@ void Global::forget() {
 
 void Core::start(const Options& options, int index, int count) {
   options_ = options;
+  work_ = Work{};
   index_ = index;
   count_ = count;
   buffers_ = 0;
@@ -121,6 +122,8 @@ void Core::learn(Pipe pipe, const Clock& clock) {
 // accesses of memory on the core are not.
 uint32_t Core::issue(Pipe pipe, const char* name) {
   instruction_ = name;
+  if (pipe == kS) ++work_.scalars;
+  if (pipe == kV) ++work_.vectors;
   if (pipe == kS) {
     clocks_[kS][kS] = ticks_[kS];
   } else {
@@ -219,6 +222,8 @@ void Core::access_global(Pipe pipe, uint32_t tick, const char* address, size_t b
 
 void Core::copy(Pipe pipe, const char* name, const Copy& copy) {
   const uint32_t tick = issue(pipe, name);
+  ++work_.copies;
+  work_.copied_bytes += copy.pieces * copy.length;
   for (int64_t i = 0; i < copy.pieces; ++i) {
     const size_t local = copy.local + size_t(i * copy.local_step);
     const size_t bytes = size_t(copy.pad_left + copy.length + copy.pad_right);
@@ -325,7 +330,7 @@ Core& core() {
 
 std::string launch(int arch_number, int blocks, const Options& options,
                    const std::vector<std::pair<const void*, size_t>>& ranges, void (*kernel)(const void*),
-                   const void* data) {
+                   const void* data, Work& busiest) {
   if (blocks < 1 || blocks > kMaxBlocks) return "a launch of " + std::to_string(blocks) + " blocks";
   std::vector<int> order(static_cast<size_t>(blocks));
   std::iota(order.begin(), order.end(), 0);
@@ -343,6 +348,8 @@ std::string launch(int arch_number, int blocks, const Options& options,
       core->start(options, index, blocks);
       kernel(data);
       core->finish();
+      for (int64_t Work::*kind : {&Work::vectors, &Work::vector_repeats, &Work::copies, &Work::copied_bytes, &Work::scalars})
+        busiest.*kind = std::max(busiest.*kind, core->work().*kind);
     }
   } catch (const Fault& error) {
     fault = error.what();

@@ -50,6 +50,13 @@ constexpr int kEvents = 8;
 constexpr int kMaxBlocks = 65535;
 constexpr int kMaxBuffers = 64;
 
+// What a core did: the raw material of an estimate, no time.
+struct Work {
+  int64_t vectors = 0, vector_repeats = 0;  // vector instructions, and the units of 256 bytes that they process
+  int64_t copies = 0, copied_bytes = 0;     // to and from global memory
+  int64_t scalars = 0;                      // accesses of memory by the scalar unit
+};
+
 // Of up to 2^16 pieces, all counts in bytes. One side is global memory.
 struct Copy {
   bool to_global;
@@ -95,6 +102,7 @@ class Core {
  public:
   Core(const Arch& arch, Global& global) : arch_(arch), global_(global) {}
 
+  Work& work() { return work_; }
   void start(const Options& options, int index, int count);  // a kernel on core `index` of `count`
   void finish();                     // checks what must hold at its end
 
@@ -154,6 +162,7 @@ class Core {
 
   const Arch& arch_;
   Options options_;
+  Work work_;
   Global& global_;
   std::array<Memory, kSpaces> memories_;
   std::array<Clock, kPipes> clocks_;
@@ -169,9 +178,10 @@ class Core {
 Core& core();
 
 // Runs `kernel(data)` on `blocks` cores, one after the other in an order drawn from the seed. The kernel may touch the
-// given ranges of memory. Returns what went wrong first, or an empty string.
+// given ranges of memory. Returns what went wrong first, or an empty string; `busiest` is the work of the core that did
+// most of each kind.
 std::string launch(int arch_number, int blocks, const Options& options,
                    const std::vector<std::pair<const void*, size_t>>& ranges, void (*kernel)(const void*),
-                   const void* data);
+                   const void* data, Work& busiest);
 
 }  // namespace twin

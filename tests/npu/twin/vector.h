@@ -47,6 +47,8 @@ void write(uint32_t tick, const LocalTensor<T>& to, int64_t count, size_t alignm
   twin::core().access(twin::kV, tick, to.space(), to.offset(), size_t(count) * sizeof(T), true);
 }
 
+inline void count_repeats(int64_t bytes) { twin::core().work().vector_repeats += (bytes + 255) / 256; }
+
 // to[i] = f(from[i]...)
 template <typename D, typename F, typename... S>
 void elementwise(const char* name, const LocalTensor<D>& to, int64_t count, F f, const LocalTensor<S>&... from) {
@@ -55,6 +57,7 @@ void elementwise(const char* name, const LocalTensor<D>& to, int64_t count, F f,
   (check_overlap(to, size_t(count) * sizeof(D), from, size_t(count) * sizeof(S)), ...);
   (read(tick, from, count), ...);
   write(tick, to, count);
+  count_repeats(count * int64_t(std::max({sizeof(D), sizeof(S)...})));
   D* out = to.raw();
   for (int64_t i = 0; i < count; ++i) out[i] = f(from.raw()[i]...);
 }
@@ -138,6 +141,7 @@ void Gather(const LocalTensor<T>& to, const LocalTensor<T>& from, const LocalTen
   const uint32_t tick = twin::core().issue(twin::kV, "Gather");
   detail::check_count(count);
   detail::read(tick, offsets, count);
+  detail::count_repeats(8 * int64_t(count) * int64_t(sizeof(T)));  // element by element: an eighth of the speed, a guess
   from.require(0, 32);
   std::vector<T> values;
   for (uint32_t i = 0; i < count; ++i) {
@@ -223,6 +227,7 @@ void reduce(const char* name, const LocalTensor<T>& to, const LocalTensor<T>& fr
   // Some chips keep the results of the repeats in the working space.
   const int64_t repeats = std::max<int64_t>(1, count / kRepeat), line = 32 / sizeof(T);
   work.require(size_t((repeats + line - 1) / line * line) * sizeof(T), 32);
+  count_repeats(int64_t(count) * int64_t(sizeof(T)));
   const T* in = from.raw();
   float total = 0;
   for (int32_t begin = 0; begin < count; begin += kRepeat) {

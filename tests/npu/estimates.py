@@ -1,0 +1,106 @@
+"""Estimates of the NPU kernels from what they do on the model of a core. No measurements: no Ascend chip was at hand.
+
+    python tests/npu/standin.py tests/npu/estimates.py
+
+The model counts, on the busiest core, vector instructions, the units of 256 bytes that they process, copies, and
+accesses of the scalar unit. Public figures of the chips and guesses for what is not public make times of them.
+"""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from typing import NamedTuple
+
+CORES_OF_THE_STANDIN = 8
+
+
+class Chip(NamedTuple):
+    """Public figures: vector cores, GHz, GB/s of memory."""
+
+    soc: str
+    cores: int
+    clock: float
+    bandwidth: float
+
+
+CHIPS = {"910B": Chip("Ascend910B1", 40, 1.8, 1600), "950": Chip("Ascend950PR_9599", 64, 1.65, 3500)}
+
+# Guesses, in cycles: to start a vector instruction, to issue a copy, for an access of the scalar unit.
+VECTOR_START, COPY_ISSUE, SCALAR = 12, 60, 8
+
+# name: (tokens, bytes of a token that must move, the call for so many tokens)
+CALLS = {
+    "rms_norm, 7168": (4096, 4 * 7168, "ops.rms_norm(bf16(n, 7168), bf16(7168), 1e-6)"),
+    "add_rms_norm, 7168": (4096, 8 * 7168, "ops.add_rms_norm(bf16(n, 7168), bf16(n, 7168), bf16(7168), 1e-6)"),
+    "rms_norm, 128 heads of 128": (
+        4096,
+        4 * 128 * 128,
+        "ops.rms_norm(bf16(n, 128, 128), bf16(128), 1e-6)",
+    ),
+    "silu_and_mul, 2048": (4096, 6 * 2048, "ops.silu_and_mul(bf16(n, 4096))"),
+    "quantize_per_token, 7168": (4096, 3 * 7168, "ops.quantize_per_token(bf16(n, 7168), dtype=torch.int8)"),
+    "quantize_per_token_group, 7168": (
+        4096,
+        3 * 7168,
+        "ops.quantize_per_token_group(bf16(n, 7168), dtype=torch.int8)",
+    ),
+    "rotary_embedding, 32 heads of 128": (
+        4096,
+        4 * 32 * 128,
+        "ops.rotary_embedding(bf16(n, 32, 128), None, bf16(n, 1, 64), bf16(n, 1, 64))",
+    ),
+    "moe_expert_map, top 8 of 256": (4096, 96, "ops.moe_expert_map(ids(n), 256)"),
+    "moe_permute, top 8, 7168": (4096, 4 * 8 * 7168, "ops.moe_permute(bf16(n, 7168), arange(8 * n), 8)"),
+    "moe_unpermute, top 8, 7168": (
+        4096,
+        2 * 9 * 7168,
+        "ops.moe_unpermute(bf16(8 * n, 7168), arange(8 * n).view(n, 8), torch.rand(n, 8).npu())",
+    ),
+}
+
+
+def _run(call: str, tokens: int, chip: Chip) -> Counter[str]:
+    """What the busiest core does in one call."""
+    code = (
+        "import torch, torch_npu, torch_deepinfer\n"
+        "from torch_deepinfer import ops\n"
+        f"n = {tokens}\n"
+        "bf16 = lambda *size: torch.randn(*size).bfloat16().npu()\n"
+        "arange = lambda size: torch.arange(size, dtype=torch.int32).npu()\n"
+        "ids = lambda n: torch.rand(n, 256).argsort(-1)[:, :8].npu()\n"
+        f"{call}\n"
+    )
+    environment = {**os.environ, "DEEPINFER_STANDIN_SOC": chip.soc, "DEEPINFER_STANDIN_COUNT": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
+    work: Counter[str] = Counter()
+    for line in done.stderr.splitlines():
+        if line.startswith("[work]"):
+            numbers = line.split()[3:]
+            for name, number in zip(("vectors", "repeats", "copies", "bytes", "scalars"), numbers, strict=True):
+                work[name] += int(number)
+    return work
+
+
+def main() -> None:
+    print("| call, 4096 tokens | chip | memory | vector | copies | scalar | bound |")
+    print("|---|---|---|---|---|---|---|")
+    for name, (tokens, token_bytes, call) in CALLS.items():
+        for label, chip in CHIPS.items():
+            # As many tokens a core as the real chip would have, as far as the model is quick enough.
+            here = max(8, tokens * CORES_OF_THE_STANDIN // chip.cores // 8)
+            work = _run(call, here, chip)
+            scale = tokens * CORES_OF_THE_STANDIN / chip.cores / here / chip.clock / 1e3  # cycles to µs
+            times = {
+                "memory": tokens * token_bytes / chip.bandwidth / 1e3,
+                "vector": (work["repeats"] + VECTOR_START * work["vectors"]) * scale,
+                "copies": COPY_ISSUE * work["copies"] * scale,
+                "scalar": SCALAR * work["scalars"] * scale,
+            }
+            bound = max(times, key=lambda kind: times[kind])
+            figures = " | ".join(f"{time:.0f} µs" for time in times.values())
+            print(f"| `{name}` | {label} | {figures} | {bound} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
