@@ -1,7 +1,8 @@
 """Public bug reports of other libraries for Ascend, as tests of ours. What they broke on is named in front of each.
 
-Missing flags, event ids (tilelang-ascend#1660, #1824) and casts that lose bits (sgl-kernel-npu#815) are among the faults
-of test_mutants.py; a failed build that goes unnoticed (vllm-ascend#3342) and a broken torch_npu are in test_host_path.py.
+Missing flags, event ids (tilelang-ascend#1660, #1824) and casts that lose bits (sgl-kernel-npu#815) are among the
+faults of test_mutants.py; a failed build that goes unnoticed (vllm-ascend#3342) and a package that does not depend on
+torch_npu are in test_host_path.py.
 """
 
 import os
@@ -38,9 +39,11 @@ def test_kernel_of_another_architecture_is_refused(tmp_path):
 
 
 def _reused_host_buffer() -> tuple[float, float]:
-    buffer = torch.ones(64).pin_memory()
+    buffer, other = (torch.ones(64).pin_memory() for _ in range(2))
+    waited = other.to("npu", non_blocking=True)
+    torch.npu.synchronize()
+    other.fill_(5.0)
     copied = buffer.to("npu", non_blocking=True)
-    waited = torch.ones(64).npu()
     buffer.fill_(5.0)
     return copied.cpu()[0].item(), waited.cpu()[0].item()
 
