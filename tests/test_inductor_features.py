@@ -92,6 +92,7 @@ def test_regions():
     assert report().patterns["fused_experts"].swapped == report().graphs >= 1
 
 
+@pytest.mark.slow
 def test_autocast():
     model = Logits(tiny_model("llama", torch.float32))
     compiled = torch.compile(model, backend="deepinfer", options={"deepinfer.patterns": "all"})
@@ -111,6 +112,7 @@ def test_inference_mode():
     assert report().patterns["fused_experts"].swapped == 2
 
 
+@pytest.mark.slow
 def test_training_then_inference_of_one_model():
     model = Logits(tiny_model("qwen3_moe", torch.float32))
     compiled = torch.compile(model, backend="deepinfer")
@@ -122,6 +124,7 @@ def test_training_then_inference_of_one_model():
     assert report().ops["fused_experts"] == 2
 
 
+@pytest.mark.slow
 def test_max_autotune():
     model = Logits(tiny_model("qwen3_moe", torch.float32))
     compiled = torch.compile(model, backend="deepinfer", mode="max-autotune-no-cudagraphs")

@@ -208,13 +208,22 @@ def pairs(x, cos, sin):
     return x * cos + turn_pairs(x) * sin
 
 
+def turned_then_widened(x, cos, sin):
+    """Ernie 4.5."""
+    cos, sin = (table[..., :8].repeat_interleave(2, -1).float() for table in (cos, sin))
+    return (x.float() * cos + turn_pairs(x).float() * sin).to(x.dtype)
+
+
 def complex_numbers(x, cos, sin):
     unit = torch.complex(cos[..., :8].float(), sin[..., :8].float())
     turned = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2)) * unit
     return torch.view_as_real(turned).flatten(-2).type_as(x)
 
 
-ROTATIONS = [half, half_back, half_in_float32, partial, split, split_back, interleaved_to_half, pairs, complex_numbers]
+ROTATIONS = [
+    half, half_back, half_in_float32, partial, split, split_back, interleaved_to_half, pairs, turned_then_widened,
+    complex_numbers,
+]  # fmt: skip
 
 
 def heads_first(rotate):

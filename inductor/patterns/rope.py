@@ -37,6 +37,7 @@ from torch_deepinfer.inductor.matcher import (
     same_value,
     shape_of,
     uncast,
+    users,
     value,
 )
 
@@ -164,6 +165,10 @@ def _rotate_pairs(anchor: Node, first: Any, second: Any) -> Rotation | Miss | No
 
 def _turned(turned: Node, x: Node, style: str, inverse: bool) -> Rotation | Miss | None:
     """``turned`` is ``x`` rotated by a right angle: finds ``x * cos + turned * sin``."""
+    widened = only_user(turned, CAST)
+    if widened is not None and dtype_of(widened) == torch.float32:  # after the turn, which rounds nothing
+        wide = [user for user in users(x, CAST) if dtype_of(user) == torch.float32]
+        return _turned(widened, wide[0], style, inverse) if len(wide) == 1 else None
     sine = only_user(turned, aten.mul.Tensor)
     total = only_user(sine, aten.add.Tensor) if sine is not None else None
     if sine is None or total is None:
