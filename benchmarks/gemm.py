@@ -1,4 +1,4 @@
-"""Matrix products against torch's own: grouped_mm and fused_experts; on a GPU also the dense and the float8 ones.
+"""Matrix products against torch's own: grouped_mm and fused_experts; on a GPU also the dense, batched and float8 ones.
 
 The stock column of fused_experts is the expert layer as transformers writes it for its grouped_mm implementation: sort
 the ids, gather the tokens, two grouped products around the activation, weights, inverse order, sum.
@@ -136,6 +136,53 @@ def bench_large_groups(bench: Bench, experts: int, rows: int, n: int, k: int) ->
     bench.row(case, functions, x.nbytes + weight.nbytes + 2 * x.shape[0] * n)
 
 
+def bench_fp8_groups(bench: Bench, experts: int, rows: int, n: int, k: int) -> None:
+    """The same for float8 with scales of 1 x 128 and 128 x 128, against one scale for each row and column."""
+    case = {"op": "fp8_grouped_mm", "shape": f"{experts} x about {rows} rows, [{k}, {n}]"}
+    if not bench.wanted(case):
+        return
+    make = partial(torch.rand, device="cuda")
+    counts = ((0.7 + 0.6 * make(experts)) * rows / 16).int() * 16  # torch wants multiples of 16
+    offsets, total = counts.cumsum(0).int(), int(counts.sum())
+    x, weight = float8(total, k), float8(experts, n, k).transpose(1, 2)
+    x_scale, weight_scale = make(k // 128, total).t(), make(experts, n // 128, k // 128).transpose(1, 2)
+    functions = {
+        "ours": partial(ops.fp8_grouped_mm, x, weight, offsets, x_scale, weight_scale),
+        "stock": partial(torch._scaled_grouped_mm, x, weight, make(total), make(experts, n), offs=offsets),
+    }
+    bench.row(
+        case,
+        {name: partial(function, out_dtype=torch.bfloat16) for name, function in functions.items()},
+        x.nbytes + weight.nbytes + 2 * total * n,
+    )
+
+
+def bench_outer(bench: Bench, experts: int, rows: int, m: int, n: int) -> None:
+    case = {"op": "grouped_outer", "shape": f"{experts} x about {rows} rows, [{m}, {n}]"}
+    if not bench.wanted(case):
+        return
+    make = partial(torch.empty, dtype=torch.bfloat16, device="cuda")
+    offsets = ((0.7 + 0.6 * torch.rand(experts, device="cuda")) * rows).int().cumsum(0).int()
+    x, y = make(int(offsets[-1]), m).normal_(), make(int(offsets[-1]), n).normal_()
+    functions = {
+        "ours": partial(ops.grouped_outer, x, y, offsets),
+        "stock": partial(torch._grouped_mm, x.t(), y, offs=offsets),
+    }
+    bench.row(case, functions, x.nbytes + y.nbytes + 2 * experts * m * n)
+
+
+def bench_bmm(bench: Bench, tokens: int, heads: int, rank: int, width: int) -> None:
+    """bhr,hdr->bhd, as absorbed MLA needs it."""
+    case = {"op": "bmm", "shape": f"{tokens} tokens, {heads} heads, {rank} to {width}"}
+    if not bench.wanted(case):
+        return
+    make = partial(torch.empty, dtype=torch.bfloat16, device="cuda")
+    x, weight = make(tokens, heads, rank).normal_(), make(heads, width, rank).normal_()
+    operands = x.transpose(0, 1), weight.transpose(1, 2)
+    functions = {"ours": partial(ops.bmm, *operands, rows_first=True), "stock": partial(torch.bmm, *operands)}
+    bench.row(case, functions, x.nbytes + weight.nbytes + 2 * tokens * heads * width)
+
+
 def bench_products(bench: Bench) -> None:
     for m in (1, 16, 64, 128, 512, 4096):
         for n, k in WEIGHTS + MORE_WEIGHTS:
@@ -147,6 +194,11 @@ def bench_products(bench: Bench) -> None:
     for experts, rows in ((4, 8192), (8, 4096)):
         for n, k in ((6144, 7168), (7168, 3072), (4096, 4096), (4096, 2048)):
             bench_large_groups(bench, experts, rows, n, k)
+            bench_fp8_groups(bench, experts, rows, n, k)
+    for m, n in ((4096, 7168), (7168, 2048)):
+        bench_outer(bench, 8, 4096, m, n)
+    for tokens in (4, 128, 4096):
+        bench_bmm(bench, tokens, 128, 512, 128)
 
 
 def main() -> None:

@@ -63,3 +63,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def force_tiling():
+    """Products with these tiles from now on, until the test ends."""
+    yield torch.ops.deepinfer._gemm_force_tiling
+    torch.ops.deepinfer._gemm_force_tiling(*[0] * 7)

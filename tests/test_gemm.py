@@ -254,13 +254,17 @@ TILINGS = [
     (128, 256, 2, 2, 0, 1, 1),
     (256, 128, 2, 2, 0, 0, 1),
     (256, 128, 2, 4, 1, 0, 1),
+    (144, 128, 2, 1, 0, 0, 1, True),
+    (64, 128, 2, 2, 0, 0, 1, True),
+    (128, 128, 2, 2, 1, 0, 1, True),
+    (176, 128, 2, 2, 0, 0, 1, True),
+    (256, 128, 2, 1, 0, 0, 1, True),
+    (128, 128, 2, 2, 0, 0, 1, False, True),
+    (128, 192, 2, 1, 0, 0, 1, False, True),
+    (176, 128, 2, 1, 0, 0, 1, True, True),
+    (192, 192, 3, 1, 0, 0, 1, True),
+    (192, 192, 3, 2, 1, 0, 1, True),
 ]
-
-
-@pytest.fixture
-def force_tiling():
-    yield torch.ops.deepinfer._gemm_force_tiling
-    torch.ops.deepinfer._gemm_force_tiling(*[0] * 7)
 
 
 @pytest.mark.gpu
@@ -285,8 +289,10 @@ def test_every_tiling(force_tiling, tiling, dense_k):
     share = tiling[1] // (1 if tiling[4] else tiling[3])
     if not dense_k[0] and share % 64 != 0:
         pytest.skip("tokens along the dense dimension come in 64s")
+    if not dense_k[1] and tiling[0] % 64 != 0:
+        pytest.skip("columns along the dense dimension come in 64s")
     force_tiling(*tiling)
-    for m, n, k in ((328, 1000, 712), (72, 136, 1096), (8, 72, 64)):
+    for m, n, k in ((328, 1000, 712), (72, 136, 1096), (8, 72, 64), (2000, 1920, 200)):
         a = torch.randn(m, k).bfloat16() if dense_k[0] else torch.randn(k, m).bfloat16().t()
         b = torch.randn(n, k).bfloat16().t() if dense_k[1] else torch.randn(k, n).bfloat16()
         c, bias = torch.randn(m, n), torch.randn(n)
@@ -299,19 +305,26 @@ def test_every_tiling(force_tiling, tiling, dense_k):
 
 @pytest.mark.parametrize("processors", [78, 132])
 @pytest.mark.parametrize("experts", [0, 8, 256])
-def test_tiling_is_one_that_the_kernel_has(experts, processors):
-    rows, columns = [1, 8, 17, 64, 100, 128, 300, 1000, 4096, 100000], [1, 64, 576, 2112, 7168, 129280]
-    for shape in itertools.product(rows, columns, [1, 512, 7168], [True, False], [2, 4]):
-        m, n, k, x_dense_k, out_bytes = shape
-        tile_n, tile_m, warpgroups, stages, cluster, split, streamed, blocks, shared = torch.ops.deepinfer._gemm_tiling(
-            m, n, k, experts, x_dense_k, out_bytes, processors
-        )
-        assert tile_m in (16, 32, 64, 96, 128, 160, 192, 224, 256) and tile_n // warpgroups in (64, 128), shape
-        assert tile_n // warpgroups * tile_m <= 64 * 256, shape  # the registers of a thread
+@pytest.mark.parametrize("e4m3", [False, True])
+def test_tiling_is_one_that_the_kernel_has(experts, processors, e4m3):
+    rows, columns = [1, 8, 17, 64, 100, 128, 300, 512, 1000, 4096, 100000], [1, 64, 256, 576, 2112, 7168, 129280]
+    dense = [(True, True)] if e4m3 else [(True, True), (True, False), (False, True), (False, False)]
+    for m, n, k, (weight_dense_k, x_dense_k), out_bytes in itertools.product(
+        rows, columns, [1, 512, 7168], dense, [2, 4]
+    ):
+        shape = m, n, k, experts, weight_dense_k, x_dense_k, e4m3, out_bytes
+        tiling = torch.ops.deepinfer._gemm_tiling(*shape, processors)
+        tile_n, tile_m, warpgroups, stages, cluster, split, streamed, blocks, tokens_as_rows, in_turn, shared = tiling
+        tall, across = (tile_m, tile_n) if tokens_as_rows else (tile_n, tile_m)
+        tall //= 1 if in_turn else warpgroups
+        assert tall in (64, 128) and across % 16 == 0 and across <= 256, shape
+        registers = tall // 64 * across // 2 * (2 if e4m3 else 1)  # of sums and products
+        assert registers <= (96 if warpgroups == 3 else 192), shape
+        assert weight_dense_k or tile_n % 64 == 0, shape
         table = 4096 if experts else 0
         assert stages >= 3 and (shared + table + 512 + 1024) * blocks <= 228 * 1024, shape
         assert cluster in (1, 2, 4, 8) and (split or cluster <= 2), shape
-        assert not (streamed and (split or experts or blocks > 1)), shape
+        assert not (streamed and (split or experts or blocks > 1 or tokens_as_rows)), shape
         if split:
             assert tile_m % cluster == 0 and tile_m * tile_n * 4 <= stages * (tile_m + tile_n) * 128, shape
             assert not experts, shape

@@ -132,6 +132,43 @@ def test_fp8_gemm_any_shape(m, n, k, seed):
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-4)
 
 
+TILINGS = [
+    (64, 64, 1, 2, 1, 0, 1, False),
+    (64, 64, 1, 2, 1, 0, 1, True),
+    (64, 128, 2, 4, 1, 0, 1, True),
+    (128, 128, 2, 2, 0, 0, 1, False),
+    (96, 128, 2, 1, 0, 0, 1, True),
+    (128, 128, 2, 1, 0, 0, 1, True),
+    (128, 128, 2, 2, 0, 0, 1, True),
+    (160, 128, 2, 1, 0, 0, 1, True),
+    (192, 128, 2, 2, 0, 0, 1, True),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
+@pytest.mark.parametrize("tiling", TILINGS, ids=str)
+def test_every_tiling(force_tiling, tiling):
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("tilings are of the Hopper kernel")
+    force_tiling(*tiling)
+    for m, n, k in ((328, 1000, 720), (72, 136, 1104), (8, 72, 64), (1000, 1600, 384)):
+        a, b = codes(m, k), codes(n, k).t()
+        a_scale, b_scale = scales(m, blocks_in(k)), scales(blocks_in(k), blocks_in(n))
+        given = [t.cuda() for t in (a, b, a_scale, b_scale)]
+        first = ops.fp8_gemm(*given)
+        assert relative_error(first, exact(a, b, a_scale, b_scale)) < 2 * rounding(torch.bfloat16) + 1e-3, (m, n, k)
+        wide = ops.fp8_gemm(*given, out_dtype=torch.float32)
+        assert relative_error(wide, exact(a, b, a_scale, b_scale)) < 1e-3, (m, n, k)
+        for _ in range(20):
+            assert_bit_equal(ops.fp8_gemm(*given), first)
+        ends = offsets_of([m // 3, 0, m - m // 3 - 5])
+        weight, weight_scale = torch.stack([b.view(torch.uint8)] * 3).view(b.dtype), torch.stack([b_scale] * 3)
+        out = ops.fp8_grouped_mm(given[0], *(t.cuda() for t in (weight, ends, a_scale, weight_scale)))
+        assert relative_error(out[: m - 5], first[: m - 5]) < 2 * rounding(torch.bfloat16), (m, n, k)
+        assert not out[m - 5 :].any()
+
+
 # ---- grouped ---------------------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,6 @@ namespace deepinfer::cuda {
 namespace {
 
 constexpr int kPortableThreads = 256, kPortableTile = 64, kPortableBlocks = 4;  // of a processor
-constexpr int kChunk = 32;  // tokens that are written at once, as in gemm.cuh
 constexpr int kBoxBytes = 128;                                                  // of a stage, along k
 
 thread_local GemmTiling forced{};
@@ -35,6 +34,8 @@ const char* name_of(RowGroups groups) {
     case RowGroups::none: return "RowGroups::none";
     case RowGroups::ends: return "RowGroups::ends";
     case RowGroups::counts: return "RowGroups::counts";
+    case RowGroups::batch: return "RowGroups::batch";
+    case RowGroups::depth: return "RowGroups::depth";
   }
   return "";
 }
@@ -59,7 +60,9 @@ jit::KernelSource source_of(const char* name, const char* header, const GemmConf
                   {"x_dense_k", c.x_dense_k},
                   {"tile_n", c.tile_n},
                   {"tile_m", c.tile_m},
+                  {"tokens_as_rows", c.tokens_as_rows},
                   {"warpgroups", c.warpgroups},
+                  {"in_turn", c.in_turn},
                   {"stages", c.stages},
                   {"cluster", c.cluster},
                   {"split", c.split},
@@ -75,13 +78,18 @@ jit::KernelSource source_of(const char* name, const char* header, const GemmConf
   return source;
 }
 
+// By numbers that are on the device.
+bool is_counted(RowGroups groups) { return groups == RowGroups::ends || groups == RowGroups::counts; }
+
 GemmTiling tiling_of(const GemmConfig& c) {
-  return {c.tile_n, c.tile_m, c.warpgroups, c.stages, c.cluster, c.split, c.streamed, c.blocks};
+  return {c.tile_n, c.tile_m, c.warpgroups, c.stages, c.cluster, c.split, c.streamed, c.blocks,
+          c.tokens_as_rows, c.in_turn};
 }
 
 GemmResult result_of(const GemmConfig& c) {
   const int out_bytes = size_of(c.out);
-  return {c.addend ? 4 : out_bytes, out_bytes == 2 && !c.addend && c.access == 8, c.type == Operand::e4m3};
+  return {c.addend ? 4 : out_bytes, out_bytes == 2 && !c.addend && c.access == 8, c.type == Operand::e4m3,
+          c.column_scales != 0};
 }
 
 jit::KernelSource describe(const GemmConfig& c) {
@@ -90,7 +98,7 @@ jit::KernelSource describe(const GemmConfig& c) {
   source.threads = (c.warpgroups + 1) * 128;
   source.blocks_per_sm = c.blocks;
   source.cluster = c.cluster;
-  source.shared_bytes = gemm_shared_bytes(tiling_of(c), result_of(c), c.groups != RowGroups::none);
+  source.shared_bytes = gemm_shared_bytes(tiling_of(c), result_of(c), is_counted(c.groups));
   return source;
 }
 
@@ -117,6 +125,8 @@ void set_tiling(GemmConfig& c, const GemmTiling& t) {
   c.split = t.split;
   c.streamed = t.streamed;
   c.blocks = t.blocks;
+  c.tokens_as_rows = t.tokens_as_rows;
+  c.in_turn = t.in_turn;
   c.bulk = !t.split && result_of(c).bulk;
 }
 
@@ -125,7 +135,9 @@ std::vector<GemmConfig> samples() {
   constexpr int kProcessors = 132;
   auto add = [&](int64_t rows, int64_t columns, int64_t depth, int64_t experts, const GemmConfig& like) {
     GemmConfig c = like;
-    set_tiling(c, choose_tiling({rows, columns, depth, experts, c.x_dense_k != 0, result_of(c)}, kProcessors));
+    set_tiling(c, choose_tiling({rows, columns, depth, experts, c.weight_dense_k != 0, c.x_dense_k != 0, c.groups,
+                                 result_of(c)},
+                                kProcessors));
     for (const GemmConfig& other : configs)
       if (std::memcmp(&other, &c, sizeof(c)) == 0) return;
     configs.push_back(c);
@@ -156,6 +168,11 @@ std::vector<GemmConfig> samples() {
   masked.groups = RowGroups::counts;
   masked.bias = BiasStep::once;
   masked.access = 1;
+  GemmConfig batch = plain;
+  batch.groups = RowGroups::batch;
+  add(32 * 128, 128, 512, 128, batch);
+  gradient.groups = RowGroups::depth;
+  add(4096, 7168, 8192, 4, gradient);
   add(4096 * 32, 4096, 7168, 32, masked);
   GemmConfig fp8 = plain;
   fp8.type = Operand::e4m3;
@@ -266,11 +283,14 @@ TensorMap map_of_scales(const MatmulArgs& args, int tile_m) {
 TensorMap map_of_result(const MatmulArgs& args, int chunk) {
   jit::TensorMapSpec spec{};
   spec.type = args.out_dtype == DType::bf16 ? jit::TensorMapType::bf16 : jit::TensorMapType::f16;
-  spec.rank = 2;
+  spec.rank = args.row_groups == RowGroups::batch || args.row_groups == RowGroups::depth ? 3 : 2;
   spec.address = args.out;
   spec.sizes[0] = uint64_t(args.columns);
   spec.sizes[1] = uint64_t(args.rows);
   spec.strides[0] = args.rows > 1 ? uint64_t(args.out_stride * 2) : uint64_t(kBoxBytes);
+  spec.sizes[2] = uint64_t(args.experts);
+  spec.strides[1] = args.experts > 1 ? uint64_t(args.out_batch_stride * 2) : uint64_t(kBoxBytes);
+  spec.box[2] = 1;
   spec.box[0] = kBoxBytes / 2;
   spec.box[1] = uint32_t(chunk);
   spec.swizzle = jit::Swizzle::bytes128;
@@ -283,6 +303,7 @@ bool is_dense(int64_t depth, int64_t depth_stride) { return depth == 1 || depth_
 int64_t most_tiles(const MatmulArgs& args, const GemmConfig& c) {
   int64_t m_tiles = ceil_div(args.rows, c.tile_m);
   if (c.groups == RowGroups::ends) m_tiles += std::min(args.experts, args.rows);
+  if (c.groups == RowGroups::batch || c.groups == RowGroups::depth) m_tiles *= args.experts;
   if (c.groups == RowGroups::counts) m_tiles = args.experts * ceil_div(args.group_rows, c.tile_m);
   return m_tiles * ceil_div(args.columns, int64_t(c.tile_n) * (c.split ? 1 : c.cluster));
 }
@@ -299,18 +320,20 @@ GemmConfig plan(const MatmulArgs& args, int device) {
   if (c.type == Operand::f32 || empty || jit::device_facts(device).capability != 90) return portable(c);
   c.weight_dense_k = is_dense(args.depth, args.depth_stride);
   c.x_dense_k = is_dense(args.depth, args.x_depth_stride);
+  if (c.groups == RowGroups::depth && (c.weight_dense_k || c.x_dense_k)) return portable(c);
   const int out_bytes = size_of(c.out);
   Access access(args.columns, 16 / out_bytes);
   access.limit(args.out, out_bytes);
   access.limit(args.addend, out_bytes);
-  access.limit_stride(args.out_stride | args.addend_stride, out_bytes);
+  access.limit_stride(args.out_stride | args.addend_stride | args.out_batch_stride, out_bytes);
   c.access = access.elements() * out_bytes == 16 ? access.elements() : 1;
   GemmTiling tiling = forced;
   if (tiling.tile_n) {
-    tiling.stages = gemm_stages(tiling, result_of(c), args.groups != nullptr);
+    tiling.stages = gemm_stages(tiling, result_of(c), is_counted(c.groups));
   } else {
-    tiling = choose_tiling({args.rows, args.columns, args.depth, args.groups ? args.experts : 0, c.x_dense_k != 0,
-                            result_of(c)},
+    const int64_t rows = args.rows * (c.groups == RowGroups::batch ? args.experts : 1);
+    tiling = choose_tiling({rows, args.columns, args.depth, args.experts, c.weight_dense_k != 0, c.x_dense_k != 0,
+                            c.groups, result_of(c)},
                            jit::device_facts(device).multiprocessors);
   }
   set_tiling(c, tiling);
@@ -326,10 +349,12 @@ GemmShares shares_of(const MatmulArgs& args, const GemmConfig& c, int device) {
 
 bool uses_copy_engine(int device) { return jit::device_facts(device).capability == 90; }
 
-void force_tiling(const int (&f)[7]) { forced = {f[0], f[1], f[2], 0, f[3], f[4], f[5], f[6]}; }
+void force_tiling(const int (&f)[9]) {
+  forced = {f[0], f[1], f[2], 0, f[3], f[4], f[5], f[6], f[7], f[8]};
+}
 
 int64_t matmul_scratch_bytes(const MatmulArgs& args, int device) {
-  if (args.groups || args.rows == 0 || args.columns == 0) return 0;
+  if (args.row_groups != RowGroups::none || args.rows == 0 || args.columns == 0) return 0;
   const GemmConfig c = plan(args, device);
   return c.streamed ? shares_of(args, c, device).partial_bytes : 0;
 }
@@ -344,16 +369,17 @@ void matmul(const MatmulArgs& args, void* scratch, int device) {
     return portable_kernels.launch(device, c, {unsigned(blocks)}, args);
   }
   // As in gemm.cuh.
-  const bool ragged = c.groups != RowGroups::none && c.tile_m > 32;
+  const bool ragged = is_counted(c.groups) && c.tile_m > 32, batch = c.groups == RowGroups::batch;
   const int box_rows = ragged ? 64 : c.tile_m / (c.split ? 1 : c.cluster);
   const OperandShape weight{args.weight, c.weight_dense_k != 0, args.columns, args.column_stride,
-                            args.depth_stride, args.experts, args.expert_stride};
-  const OperandShape x{args.x, c.x_dense_k != 0, args.rows, args.x_stride, args.x_depth_stride, 1, 0};
+                            args.depth_stride, c.groups == RowGroups::depth ? 1 : args.experts, args.expert_stride};
+  const OperandShape x{args.x, c.x_dense_k != 0, args.rows, args.x_stride, args.x_depth_stride,
+                       batch ? args.experts : 1, args.x_batch_stride};
   GemmKernelArgs kernel_args{};
   kernel_args.weight = map_of(c.type, weight, args.depth, c.tile_n, 3, "the weight of a matrix product");
-  kernel_args.x = map_of(c.type, x, args.depth, box_rows, 2, "the first operand of a matrix product");
+  kernel_args.x = map_of(c.type, x, args.depth, box_rows, batch ? 3 : 2, "the first operand of a matrix product");
   if (args.e4m3) kernel_args.x_scale = map_of_scales(args, c.groups == RowGroups::none ? c.tile_m : c.tile_m + 4);
-  if (c.bulk) kernel_args.out = map_of_result(args, std::min(c.tile_m, kChunk));
+  if (c.bulk) kernel_args.out = map_of_result(args, gemm_chunk(tiling_of(c)));
   kernel_args.problem = args;
   kernel_args.weight_read_once = args.rows <= c.tile_m * std::max<int64_t>(1, args.groups ? args.experts : 0);
   if (c.streamed) {
@@ -363,7 +389,7 @@ void matmul(const MatmulArgs& args, void* scratch, int device) {
     kernel_args.share = shares.share;
     kernel_args.longer = shares.longer;
     kernels.launch(device, c, {unsigned(shares.clusters * c.cluster)}, kernel_args);
-    const int chunks = c.tile_m / std::min(c.tile_m, kChunk) * (c.tile_n / c.warpgroups / 64);
+    const int chunks = c.tile_m / gemm_chunk(tiling_of(c)) * (c.tile_n / c.warpgroups / 64);
     return sum_kernels.launch(device, c, {unsigned(shares.left * c.cluster * chunks)}, kernel_args);
   }
   const int64_t clusters = std::max<int64_t>(1, most_tiles(args, c));

@@ -17,7 +17,7 @@ int64_t matmul_scratch_bytes(const MatmulArgs& args, int device);
 void matmul(const MatmulArgs& args, void* scratch, int device);
 
 // For measurements: the tiling from now on, on this thread, as tile_n, tile_m, warpgroups, cluster, split, streamed,
-// blocks; zeros for the usual choice.
-void force_tiling(const int (&facts)[7]);
+// blocks, tokens_as_rows, in_turn; zeros for the usual choice.
+void force_tiling(const int (&facts)[9]);
 
 }  // namespace deepinfer::cuda

@@ -10,13 +10,15 @@ enum class Operand : int { bf16, f16, e4m3, f32 };
 
 // A tile of the result is tile_n columns, which are rows of the weight, by tile_m rows, which are tokens. The weight
 // takes the side of the matrix unit that comes in 64s and the tokens the side that comes in 16s, so that few tokens
-// waste little.
+// waste little. Many e4m3 tokens take the other side: then a thread has to do with two of their scales, not with many.
 struct GemmConfig {
   Operand type;
   DType out;
   int weight_dense_k, x_dense_k;  // 1: k is the dense dimension of the operand
   int tile_n, tile_m;
-  int warpgroups;  // that multiply: each has tile_n / warpgroups columns, 64 or 128
+  int tokens_as_rows;  // 1: of the matrix unit, 0: the columns of the result are
+  int warpgroups;      // that multiply: each has 64 or 128 of these rows
+  int in_turn;         // 1: two warpgroups take tiles in turn, one multiplies and one writes; 0: they share each tile
   int stages;
   int cluster;  // blocks
   int split;    // 1: the blocks of a cluster share out the k of one tile; 0: they load the same tokens for tiles side by side

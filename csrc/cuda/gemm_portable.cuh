@@ -63,10 +63,18 @@ DEVICE void gemm_portable(const MatmulArgs& args) {
   for (int t = tiles.first(); t < tiles.count; t += tiles.step()) {
     const GemmTile tile = tiles.at(t, 0);
     const T* expert = static_cast<const T*>(args.weight) + tile.expert * args.expert_stride;
+    const T* tokens = static_cast<const T*>(args.x);
+    int64_t first_k = 0, depth = args.depth;
+    if constexpr (c.groups == RowGroups::batch) tokens += tile.expert * args.x_batch_stride;
+    if constexpr (c.groups == RowGroups::depth) {
+      first_k = tile.k;
+      depth = tile.k_end;
+    }
+    const int64_t apart = GemmTiles<c>::apart ? tile.expert * args.out_batch_stride : 0;
     float total[4][4] = {};
-    for (int64_t k = 0; k < args.depth; k += kPortableDepth) {
-      load_slab(x, static_cast<const T*>(args.x), tile.m, tile.end, k, args.depth, args.x_stride, args.x_depth_stride);
-      load_slab(weight, expert, tile.n, int(args.columns), k, args.depth, args.column_stride, args.depth_stride);
+    for (int64_t k = first_k; k < depth; k += kPortableDepth) {
+      load_slab(x, tokens, tile.m, tile.end, k, depth, args.x_stride, args.x_depth_stride);
+      load_slab(weight, expert, tile.n, int(args.columns), k, depth, args.column_stride, args.depth_stride);
       __syncthreads();
       float sum[4][4] = {};  // of a few terms, so that a long sum of sums loses little
 #pragma unroll
@@ -92,11 +100,12 @@ DEVICE void gemm_portable(const MatmulArgs& args) {
         const int m = tile.m + first_m + i, n = tile.n + first_n + j;
         if (m >= tile.end || n >= args.columns) continue;
         float value = finish<c>(total[i][j], args.scale, load_bias<c>(args, tile.expert, n));
-        if constexpr (c.addend) value += to_float(static_cast<const Out*>(args.addend)[m * args.addend_stride + n]);
-        static_cast<Out*>(args.out)[m * args.out_stride + n] = from_float<Out>(value);
+        if constexpr (c.addend)
+          value += to_float(static_cast<const Out*>(args.addend)[apart + m * args.addend_stride + n]);
+        static_cast<Out*>(args.out)[apart + m * args.out_stride + n] = from_float<Out>(value);
       }
   }
-  if constexpr (c.groups != RowGroups::none) {
+  if constexpr (GemmTiles<c>::counted) {
     if (args.fill) tiles.fill_other_rows(args);
   }
 }

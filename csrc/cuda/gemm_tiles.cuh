@@ -10,6 +10,7 @@ struct GemmTile {
   int expert;
   int n, m;  // its first column and row
   int end;   // of the rows that may be written
+  int k, k_end;  // by depth: the part of k that makes it
 
   template <int most> DEVICE int rows() const { return end - m < most ? end - m : most; }
 };
@@ -26,7 +27,8 @@ DEVICE void place_in_bands(int i, int n_tiles, int m_tiles, int& n, int& m) {
 
 template <GemmConfig c>
 struct GemmTiles {
-  static constexpr bool grouped = c.groups != RowGroups::none;
+  static constexpr bool apart = c.groups == RowGroups::batch || c.groups == RowGroups::depth;  // a result each
+  static constexpr bool counted = c.groups == RowGroups::ends || c.groups == RowGroups::counts;  // on the device
   static constexpr int side_by_side = c.split ? 1 : c.cluster;
   static constexpr int kMostExperts = 1024;
 
@@ -58,8 +60,8 @@ struct GemmTiles {
   DEVICE void prepare(const MatmulArgs& of) {
     problem = &of;
     n_tiles = int((of.columns + c.tile_n * side_by_side - 1) / (c.tile_n * side_by_side));
-    if constexpr (!grouped) {
-      count = n_tiles * int((of.rows + c.tile_m - 1) / c.tile_m);
+    if constexpr (!counted) {
+      count = n_tiles * int((of.rows + c.tile_m - 1) / c.tile_m) * (apart ? int(of.experts) : 1);
     } else {
       __shared__ int32_t ends[kMostExperts];
       const int experts = int(of.experts);
@@ -90,8 +92,13 @@ struct GemmTiles {
   }
 
   DEVICE GemmTile at(int i, uint32_t rank) const {
-    int expert = 0, begin, end, n, m;
-    if constexpr (grouped) {
+    int expert = 0, begin, end, n, m, k = 0, k_end = 0;
+    if constexpr (apart) {
+      const int each = count / int(problem->experts);
+      expert = i / each;
+      i %= each;
+    }
+    if constexpr (counted) {
       int last = int(problem->experts) - 1;  // the first expert whose tiles end after i
       while (expert < last) {
         const int middle = (expert + last) / 2;
@@ -101,9 +108,15 @@ struct GemmTiles {
       if (expert > 0) i -= tile_ends[expert - 1];
     }
     rows_of(expert, begin, end);
+    if constexpr (c.groups == RowGroups::depth) {
+      const int low = expert > 0 ? problem->groups[expert - 1] : 0, high = problem->groups[expert];
+      const int depth = int(problem->depth);
+      k_end = high < 0 ? 0 : high > depth ? depth : high;
+      k = low < 0 ? 0 : low > k_end ? k_end : low;
+    }
     place_in_bands(i, n_tiles, (end - begin + c.tile_m - 1) / c.tile_m, n, m);
     const int aside = side_by_side > 1 ? int(rank) : 0;
-    return {expert, (n * side_by_side + aside) * c.tile_n, begin + m * c.tile_m, end};
+    return {expert, (n * side_by_side + aside) * c.tile_n, begin + m * c.tile_m, end, k, k_end};
   }
 
   // Zeros for the rows that belong to no expert.

@@ -50,11 +50,21 @@ DEVICE void wait_bulk_stores_read() {
 
 // ---- boxes of tensors ----
 
+// So that the first copy does not wait for the map. Kernel arguments may be read while the kernel before still runs.
+DEVICE void prefetch_map(const TensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
 // A box of the tensor into shared memory, from the given element on, innermost dimension first; what lies outside reads
 // as zero.
 DEVICE void tensor_load(void* shared, const TensorMap& map, int x, int y, uint64_t* barrier) {
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
                    "r"(shared_address(shared)), "l"(&map), "r"(x), "r"(y), "r"(shared_address(barrier)) : "memory");
+}
+DEVICE void tensor_load(void* shared, const TensorMap& map, int x, int y, int z, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::
+          "r"(shared_address(shared)), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier)) : "memory");
 }
 // `policy`: what becomes of the data in the L2 cache.
 DEVICE void tensor_load(void* shared, const TensorMap& map, int x, int y, int z, uint64_t* barrier, uint64_t policy) {
@@ -79,6 +89,10 @@ DEVICE void publish_to_copies() { asm volatile("fence.proxy.async.shared::cta;" 
 DEVICE void tensor_store(const TensorMap& map, int x, int y, const void* shared) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::
                    "l"(&map), "r"(x), "r"(y), "r"(shared_address(shared)) : "memory");
+}
+DEVICE void tensor_store(const TensorMap& map, int x, int y, int z, const void* shared) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::
+                   "l"(&map), "r"(x), "r"(y), "r"(z), "r"(shared_address(shared)) : "memory");
 }
 DEVICE void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Until no more than `pending` of this thread's committed stores still have to read their shared memory.

@@ -31,59 +31,75 @@ template <int pending> DEVICE void wait_products() {
 
 #define SUMS_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define SUMS_16 SUMS_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
-#define SUMS_32 SUMS_16 \
-  ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define SUMS_48 SUMS_32 \
-  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
-#define SUMS_64 SUMS_48 \
-  ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define SUMS_80 SUMS_64 \
-  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
-#define SUMS_96 SUMS_80 \
-  ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define SUMS_112 SUMS_96 \
-  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
-#define SUMS_128 SUMS_112 \
-  ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define SUMS_24 SUMS_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define SUMS_32 SUMS_24 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define SUMS_40 SUMS_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define SUMS_48 SUMS_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define SUMS_56 SUMS_48 ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define SUMS_64 SUMS_56 ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define SUMS_72 SUMS_64 ", %64, %65, %66, %67, %68, %69, %70, %71"
+#define SUMS_80 SUMS_72 ", %72, %73, %74, %75, %76, %77, %78, %79"
+#define SUMS_88 SUMS_80 ", %80, %81, %82, %83, %84, %85, %86, %87"
+#define SUMS_96 SUMS_88 ", %88, %89, %90, %91, %92, %93, %94, %95"
+#define SUMS_104 SUMS_96 ", %96, %97, %98, %99, %100, %101, %102, %103"
+#define SUMS_112 SUMS_104 ", %104, %105, %106, %107, %108, %109, %110, %111"
+#define SUMS_120 SUMS_112 ", %112, %113, %114, %115, %116, %117, %118, %119"
+#define SUMS_128 SUMS_120 ", %120, %121, %122, %123, %124, %125, %126, %127"
 
-#define HOLD_8(d, i) \
-  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
-#define HOLD_16(d, i) HOLD_8(d, i), HOLD_8(d, i + 8)
-#define HOLD_32(d, i) HOLD_16(d, i), HOLD_16(d, i + 16)
-#define HOLD_48(d, i) HOLD_32(d, i), HOLD_16(d, i + 32)
-#define HOLD_64(d, i) HOLD_32(d, i), HOLD_32(d, i + 32)
-#define HOLD_80(d, i) HOLD_64(d, i), HOLD_16(d, i + 64)
-#define HOLD_96(d, i) HOLD_64(d, i), HOLD_32(d, i + 64)
-#define HOLD_112(d, i) HOLD_64(d, i), HOLD_48(d, i + 64)
-#define HOLD_128(d, i) HOLD_64(d, i), HOLD_64(d, i + 64)
+#define EIGHT(d, i) \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
+  "+f"(d[i + 7])
+#define HOLD_8(d) EIGHT(d, 0)
+#define HOLD_16(d) HOLD_8(d), EIGHT(d, 8)
+#define HOLD_24(d) HOLD_16(d), EIGHT(d, 16)
+#define HOLD_32(d) HOLD_24(d), EIGHT(d, 24)
+#define HOLD_40(d) HOLD_32(d), EIGHT(d, 32)
+#define HOLD_48(d) HOLD_40(d), EIGHT(d, 40)
+#define HOLD_56(d) HOLD_48(d), EIGHT(d, 48)
+#define HOLD_64(d) HOLD_56(d), EIGHT(d, 56)
+#define HOLD_72(d) HOLD_64(d), EIGHT(d, 64)
+#define HOLD_80(d) HOLD_72(d), EIGHT(d, 72)
+#define HOLD_88(d) HOLD_80(d), EIGHT(d, 80)
+#define HOLD_96(d) HOLD_88(d), EIGHT(d, 88)
+#define HOLD_104(d) HOLD_96(d), EIGHT(d, 96)
+#define HOLD_112(d) HOLD_104(d), EIGHT(d, 104)
+#define HOLD_120(d) HOLD_112(d), EIGHT(d, 112)
+#define HOLD_128(d) HOLD_120(d), EIGHT(d, 120)
 
 // Of `sums` registers, whose numbers a, b, ta and tb follow.
 #define PRODUCT(n, sums, a, b, ta, tb)                                                                               \
   if constexpr (columns == n) {                                                                                       \
     if constexpr (type == Operand::bf16)                                                                              \
       asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" SUMS_##sums "}, " a ", " b            \
-                   ", 1, 1, 1, " ta ", " tb ";" : HOLD_##sums(d, 0) : "l"(rows_at), "l"(columns_at),                  \
+                   ", 1, 1, 1, " ta ", " tb ";" : HOLD_##sums(d) : "l"(rows_at), "l"(columns_at),                     \
                    "n"(rows_dense_k ? 0 : 1), "n"(columns_dense_k ? 0 : 1));                                          \
     if constexpr (type == Operand::f16)                                                                               \
       asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.f16.f16 {" SUMS_##sums "}, " a ", " b              \
-                   ", 1, 1, 1, " ta ", " tb ";" : HOLD_##sums(d, 0) : "l"(rows_at), "l"(columns_at),                  \
+                   ", 1, 1, 1, " ta ", " tb ";" : HOLD_##sums(d) : "l"(rows_at), "l"(columns_at),                     \
                    "n"(rows_dense_k ? 0 : 1), "n"(columns_dense_k ? 0 : 1));                                          \
     if constexpr (type == Operand::e4m3)                                                                              \
       asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" SUMS_##sums "}, " a ", " b ", " ta     \
-                   ", 1, 1;" : HOLD_##sums(d, 0) : "l"(rows_at), "l"(columns_at), "n"(add ? 1 : 0));                   \
+                   ", 1, 1;" : HOLD_##sums(d) : "l"(rows_at), "l"(columns_at), "n"(add ? 1 : 0));                      \
   }
 
-// d[columns / 2] += rows x columns, over 32 bytes of k. k is dense or not; always for e4m3, where `add` may be false: d = ...
+// d[columns / 2] += rows x columns, over 32 bytes of k. k is dense or not; it is for e4m3, where `add` may be false:
+// d = ...
 template <Operand type, int columns, bool rows_dense_k, bool columns_dense_k, bool add = true>
 DEVICE void multiply(float* d, uint64_t rows_at, uint64_t columns_at) {
   PRODUCT(16, 8, "%8", "%9", "%10", "%11")
   PRODUCT(32, 16, "%16", "%17", "%18", "%19")
   PRODUCT(64, 32, "%32", "%33", "%34", "%35")
+  PRODUCT(80, 40, "%40", "%41", "%42", "%43")
   PRODUCT(96, 48, "%48", "%49", "%50", "%51")
+  PRODUCT(112, 56, "%56", "%57", "%58", "%59")
   PRODUCT(128, 64, "%64", "%65", "%66", "%67")
+  PRODUCT(144, 72, "%72", "%73", "%74", "%75")
   PRODUCT(160, 80, "%80", "%81", "%82", "%83")
+  PRODUCT(176, 88, "%88", "%89", "%90", "%91")
   PRODUCT(192, 96, "%96", "%97", "%98", "%99")
+  PRODUCT(208, 104, "%104", "%105", "%106", "%107")
   PRODUCT(224, 112, "%112", "%113", "%114", "%115")
+  PRODUCT(240, 120, "%120", "%121", "%122", "%123")
   PRODUCT(256, 128, "%128", "%129", "%130", "%131")
 }
 

@@ -12,14 +12,6 @@ namespace {
 
 constexpr int64_t kMostSize = std::numeric_limits<int32_t>::max();
 
-ScalarType result_type(const char* op, const Tensor& a, std::optional<ScalarType> out_dtype) {
-  const ScalarType type = out_dtype.value_or(a.scalar_type());
-  DI_CHECK(type == a.scalar_type() || type == ScalarType::Float, op,
-           ": the dtype of the result must be float32 or that of a, ", name_of(a.scalar_type()), ", got ",
-           name_of(type));
-  return type;
-}
-
 void check(const char* op, MatmulArgs& args, const Tensor& a, const Tensor& b, const std::optional<Tensor>& bias,
            double scale, ScalarType result) {
   DI_CHECK(a.dim() == 2, op, ": a must have shape [M, K], got ", shape_of(a));
@@ -102,19 +94,22 @@ void gemm_(Tensor out, const Tensor& a, const Tensor& b, const std::optional<Ten
 
 // For measurements, see cuda/gemm.h.
 void force_tiling(int64_t tile_n, int64_t tile_m, int64_t warpgroups, int64_t cluster, int64_t split, int64_t streamed,
-                  int64_t blocks) {
-  cuda::force_tiling({int(tile_n), int(tile_m), int(warpgroups), int(cluster), int(split), int(streamed), int(blocks)});
+                  int64_t blocks, bool tokens_as_rows, bool in_turn) {
+  cuda::force_tiling({int(tile_n), int(tile_m), int(warpgroups), int(cluster), int(split), int(streamed), int(blocks),
+                      tokens_as_rows, in_turn});
 }
 
 // What would be chosen, for tests: the facts of the tiling and the shared memory of a block.
-std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t> tiling(
-    int64_t rows, int64_t columns, int64_t depth, int64_t experts, bool x_dense_k, int64_t out_bytes,
-    int64_t multiprocessors) {
-  const cuda::GemmResult result{int(out_bytes), out_bytes == 2, false};
-  const cuda::GemmShapeFacts shape{rows, columns, depth, experts, x_dense_k, result};
+std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t> tiling(
+    int64_t rows, int64_t columns, int64_t depth, int64_t experts, bool weight_dense_k, bool x_dense_k, bool e4m3,
+    int64_t out_bytes, int64_t multiprocessors) {
+  const cuda::GemmResult result{int(out_bytes), out_bytes == 2, e4m3};
+  const RowGroups groups = experts > 0 ? RowGroups::ends : RowGroups::none;
+  const cuda::GemmShapeFacts shape{rows, columns, depth, experts, weight_dense_k, x_dense_k, groups, result};
   const cuda::GemmTiling t = cuda::choose_tiling(shape, int(multiprocessors));
   return {t.tile_n, t.tile_m,   t.warpgroups, t.stages,  t.cluster,
-          t.split,  t.streamed, t.blocks,     cuda::gemm_shared_bytes(t, result, experts > 0)};
+          t.split,  t.streamed, t.blocks,     t.tokens_as_rows, t.in_turn,
+          cuda::gemm_shared_bytes(t, result, experts > 0)};
 }
 
 }  // namespace
@@ -127,11 +122,11 @@ STABLE_TORCH_LIBRARY_FRAGMENT(deepinfer, m) {
       "gemm_(Tensor(a!) out, Tensor a, Tensor b, *, Tensor? bias=None, float scale=1.0, bool accumulate=False)"
       " -> ()");
   m.def(
-      "_gemm_tiling(int rows, int columns, int depth, int experts, bool x_dense_k, int out_bytes, int multiprocessors)"
-      " -> (int, int, int, int, int, int, int, int, int)");
+      "_gemm_tiling(int rows, int columns, int depth, int experts, bool weight_dense_k, bool x_dense_k, bool e4m3,"
+      " int out_bytes, int multiprocessors) -> (int, int, int, int, int, int, int, int, int, int, int)");
   m.def(
-      "_gemm_force_tiling(int tile_n, int tile_m, int warpgroups, int cluster, int split, int streamed, int blocks)"
-      " -> ()");
+      "_gemm_force_tiling(int tile_n, int tile_m, int warpgroups, int cluster, int split, int streamed, int blocks,"
+      " bool tokens_as_rows=False, bool in_turn=False) -> ()");
 }
 
 static void implement(auto& m) {

@@ -6,8 +6,9 @@
 namespace deepinfer {
 
 // Which rows of x meet which weight. `ends`: the rows up to ends[e] and from the end before on; `counts`: the first
-// counts[e] of every `group_rows` rows.
-enum class RowGroups : int { none, ends, counts };
+// counts[e] of every `group_rows` rows; `batch`: each weight has a matrix x of its own, of `rows` rows; `depth`: no
+// rows but the k from ends[e - 1] to ends[e] of x and the one weight make the result of expert e.
+enum class RowGroups : int { none, ends, counts, batch, depth };
 
 // `once`: sum, scale, bias and addend are rounded together. `rounded`: the sum is rounded before the bias is added.
 enum class BiasStep : int { none, once, rounded };
@@ -19,9 +20,10 @@ struct MatmulArgs {
   const void* bias;    // of out_dtype, dense along n; null without a bias
   const void* addend;  // of out_dtype, dense along n; null without one; may be `out`
   void* out;           // dense along n
-  const int32_t* groups;  // ends or counts, one an expert; null: all rows meet the one weight
+  const int32_t* groups;  // ends, counts or ends of k, one an expert
   int64_t rows, columns, depth, experts;
   int64_t x_stride, x_depth_stride;
+  int64_t x_batch_stride, out_batch_stride;  // from one expert to the next, for a batch; of out and addend, by depth
   int64_t expert_stride, column_stride, depth_stride;
   int64_t bias_stride, addend_stride, out_stride;
   int64_t group_rows;

@@ -65,9 +65,9 @@ void matmul_on_cpu(const MatmulArgs& args, const Tensor& like) {
   int64_t begin = 0;
   for (int64_t e = 0; e < args.experts; ++e) {
     if (args.row_groups == RowGroups::counts) begin = e * args.group_rows;
-    const int64_t end = args.row_groups == RowGroups::none   ? args.rows
-                        : args.row_groups == RowGroups::ends ? args.groups[e]
-                                                             : begin + args.groups[e];
+    const int64_t end = args.row_groups == RowGroups::ends     ? args.groups[e]
+                        : args.row_groups == RowGroups::counts ? begin + args.groups[e]
+                                                               : begin + args.rows;
     groups.push_back({e, begin, end - begin});
     begin = end;
     if (args.fill && args.row_groups == RowGroups::counts) fill_rows(args, end, (e + 1) * args.group_rows);

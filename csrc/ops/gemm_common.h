@@ -18,6 +18,16 @@ inline void check_like_x(const char* op, const char* argument, const Tensor& t, 
   check_same_device(op, argument, t, x);
 }
 
+// Of a product whose first operand is `a`.
+inline ScalarType result_type(const char* op, const Tensor& a, std::optional<ScalarType> out_dtype,
+                              const char* a_name = "a") {
+  const ScalarType type = out_dtype.value_or(a.scalar_type());
+  DI_CHECK(type == a.scalar_type() || type == ScalarType::Float, op,
+           ": the dtype of the result must be float32 or that of ", a_name, ", ", name_of(a.scalar_type()), ", got ",
+           name_of(type));
+  return type;
+}
+
 // The product on the device of `like`.
 void matmul(const MatmulArgs& args, const Tensor& like);
 

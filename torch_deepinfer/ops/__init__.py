@@ -7,7 +7,19 @@ gradients; the others are for inference and their outputs never require one.
 import torch
 
 from torch_deepinfer.ops.activation import gelu_and_mul, silu_and_mul, silu_and_mul_quant
-from torch_deepinfer.ops.gemm import fused_experts, gemm, gemm_, grouped_mm, masked_mm, masked_mm_
+from torch_deepinfer.ops.gemm import (
+    bmm,
+    bmm_,
+    fused_experts,
+    gemm,
+    gemm_,
+    grouped_mm,
+    grouped_outer,
+    grouped_outer_,
+    masked_mm,
+    masked_mm_,
+)
+from torch_deepinfer.ops.gemm_fp8 import fp8_fused_experts as fp8_fused_experts  # made of others
 from torch_deepinfer.ops.gemm_fp8 import fp8_gemm, fp8_grouped_mm, fp8_masked_mm, fp8_masked_mm_
 from torch_deepinfer.ops.moe import (
     moe_expert_map,
@@ -17,6 +29,7 @@ from torch_deepinfer.ops.moe import (
     moe_unpermute,
     moe_unpermute_scaled,
 )
+from torch_deepinfer.ops.mqa_logits import mqa_logits, paged_mqa_logits
 from torch_deepinfer.ops.norm import add_rms_norm, add_rms_norm_quant, rms_norm, rms_norm_quant
 from torch_deepinfer.ops.quant import (
     dequantize,
@@ -37,6 +50,8 @@ from torch_deepinfer.ops.topk import topk
 __all__ = [
     "add_rms_norm",
     "add_rms_norm_quant",
+    "bmm",
+    "bmm_",
     "dequantize",
     "draw",
     "fp8_gemm",
@@ -48,6 +63,8 @@ __all__ = [
     "gemm",
     "gemm_",
     "grouped_mm",
+    "grouped_outer",
+    "grouped_outer_",
     "masked_mm",
     "masked_mm_",
     "moe_expert_map",
@@ -56,6 +73,8 @@ __all__ = [
     "moe_router",
     "moe_unpermute",
     "moe_unpermute_scaled",
+    "mqa_logits",
+    "paged_mqa_logits",
     "qk_norm_rope",
     "quantization_scales",
     "quantize_per_block",

@@ -198,6 +198,81 @@ def fused_experts(
     )
 
 
+def bmm(
+    a: torch.Tensor, b: torch.Tensor, *, out_dtype: torch.dtype | None = None, rows_first: bool = False
+) -> torch.Tensor:
+    """``a[i] @ b[i]`` for each i, summed in float32 and rounded once.
+
+    With ``rows_first`` it is what absorbed MLA needs between tokens and heads: ``bmm(x.transpose(0, 1),
+    weight.transpose(1, 2), rows_first=True)`` is ``bhr,hdr->bhd``, and without the second transpose ``bhd,hdr->bhr``.
+
+    Args:
+        a: ``[B, M, K]``, float32, bfloat16 or float16. On a GPU the heads of tokens are read where they lie.
+        b: ``[B, K, N]`` of the same dtype. Any strides are right for both, see :func:`gemm`.
+        out_dtype: the dtype of the result: float32, or that of ``a`` (default).
+        rows_first: the result is ``[M, B, N]``.
+
+    Returns:
+        ``[B, M, N]`` or ``[M, B, N]``, contiguous.
+
+    Raises:
+        ValueError: a wrong shape, dtype or device.
+    """
+    return torch.ops.deepinfer.bmm(a, b, out_dtype=out_dtype, rows_first=rows_first)
+
+
+def bmm_(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    """:func:`bmm` into ``out`` ``[B, M, N]``, float32 or of the dtype of ``a``, any strides.
+
+    Raises:
+        ValueError: as :func:`bmm`, with nothing written; also if ``out`` is expanded, has elements that share memory
+            or shares memory with another argument.
+        RuntimeError: ``out`` requires a gradient.
+    """
+    if torch.is_grad_enabled() and out.requires_grad:
+        raise RuntimeError("bmm_: out is written without a gradient and must not require one")
+    torch.ops.deepinfer.bmm_.default(out, a, b)
+
+
+def grouped_outer(
+    x: torch.Tensor, y: torch.Tensor, offsets: torch.Tensor, *, out_dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """``out[e] = x[rows].T @ y[rows]`` over the rows ``offsets[e - 1] : offsets[e]``: the weight gradients of experts.
+
+    Summed in float32 and rounded once. Groups may end anywhere; an empty one gives zeros.
+
+    Args:
+        x: ``[P, M]``, float32, bfloat16 or float16, rows sorted by expert.
+        y: ``[P, N]`` of the same dtype.
+        offsets: ``[E]`` int32, the end of each expert's rows: ascending, not negative, at most P.
+        out_dtype: the dtype of the result: float32, or that of ``x`` (default).
+
+    Returns:
+        ``[E, M, N]``, contiguous.
+
+    Raises:
+        ValueError: a wrong shape, dtype or device; on CPU also offsets that descend, are negative or exceed P.
+    """
+    return torch.ops.deepinfer.grouped_outer(x, y, offsets, out_dtype=out_dtype)
+
+
+def grouped_outer_(
+    out: torch.Tensor, x: torch.Tensor, y: torch.Tensor, offsets: torch.Tensor, *, accumulate: bool = False
+) -> None:
+    """:func:`grouped_outer` into ``out`` ``[E, M, N]``, float32 or of the dtype of ``x``, any strides.
+
+    With ``accumulate`` the products are added to what ``out`` holds, in float32 and rounded once.
+
+    Raises:
+        ValueError: as :func:`grouped_outer`, with nothing written; also if ``out`` is expanded, has elements that share
+            memory or shares memory with another argument.
+        RuntimeError: ``out`` requires a gradient.
+    """
+    if torch.is_grad_enabled() and out.requires_grad:
+        raise RuntimeError("grouped_outer_: out is written without a gradient and must not require one")
+    torch.ops.deepinfer.grouped_outer_.default(out, x, y, offsets, accumulate=accumulate)
+
+
 def _check_device(op: str, argument: str, tensor: torch.Tensor, x: torch.Tensor) -> None:
     check(tensor.device == x.device, f"{op}: {argument} must be on the same device as the first argument")
 
@@ -257,6 +332,65 @@ def _gemm_inplace_meta(out, a, b, *, bias=None, scale=1.0, accumulate=False):
     rows, columns = _check_gemm("gemm_", a, b, bias, out.dtype)
     check_written("gemm_", "out", out, (rows, columns))
     _check_device("gemm_", "out", out, a)
+
+
+def _check_bmm(op: str, a: torch.Tensor, b: torch.Tensor, result: torch.dtype) -> tuple[int, int, int]:
+    check(
+        result in (a.dtype, torch.float32),
+        f"{op}: the dtype of the result must be float32 or that of a, {name_of(a.dtype)}, got {name_of(result)}",
+    )
+    check(a.dim() == 3, f"{op}: a must have shape [B, M, K], got {shape_of(a)}")
+    check_float_dtype(op, "a", a.dtype)
+    batch, rows, depth = a.shape
+    check(
+        b.dim() == 3 and b.shape[0] == batch and b.shape[1] == depth,
+        f"{op}: b must have shape [{batch}, {depth}, N], got {shape_of(b)}",
+    )
+    _check_like_x(op, "b", b, a, "a")
+    return batch, rows, b.shape[2]
+
+
+@torch.library.register_fake("deepinfer::bmm")
+def _bmm_meta(a, b, *, out_dtype=None, rows_first=False):
+    result = out_dtype or a.dtype
+    batch, rows, columns = _check_bmm("bmm", a, b, result)
+    return a.new_empty((rows, batch, columns) if rows_first else (batch, rows, columns), dtype=result)
+
+
+@torch.library.register_fake("deepinfer::bmm_")
+def _bmm_inplace_meta(out, a, b):
+    check_written("bmm_", "out", out, _check_bmm("bmm_", a, b, out.dtype))
+    _check_device("bmm_", "out", out, a)
+
+
+def _check_outer(op: str, x, y, offsets, result: torch.dtype) -> tuple[int, int, int]:
+    check(
+        result in (x.dtype, torch.float32),
+        f"{op}: the dtype of the result must be float32 or that of x, {name_of(x.dtype)}, got {name_of(result)}",
+    )
+    check(x.dim() == 2, f"{op}: x must have shape [P, M], got {shape_of(x)}")
+    check_float_dtype(op, "x", x.dtype)
+    check(
+        y.dim() == 2 and y.shape[0] == x.shape[0],
+        f"{op}: y must have shape [{x.shape[0]}, N], got {shape_of(y)}",
+    )
+    _check_like_x(op, "y", y, x)
+    check(offsets.dtype == torch.int32, f"{op}: offsets must be int32, got {name_of(offsets.dtype)}")
+    check(offsets.dim() == 1, f"{op}: offsets must have shape [E], got {shape_of(offsets)}")
+    _check_device(op, "offsets", offsets, x)
+    return offsets.shape[0], x.shape[1], y.shape[1]
+
+
+@torch.library.register_fake("deepinfer::grouped_outer")
+def _grouped_outer_meta(x, y, offsets, *, out_dtype=None):
+    result = out_dtype or x.dtype
+    return x.new_empty(_check_outer("grouped_outer", x, y, offsets, result), dtype=result)
+
+
+@torch.library.register_fake("deepinfer::grouped_outer_")
+def _grouped_outer_inplace_meta(out, x, y, offsets, *, accumulate=False):
+    check_written("grouped_outer_", "out", out, _check_outer("grouped_outer_", x, y, offsets, out.dtype))
+    _check_device("grouped_outer_", "out", out, x)
 
 
 def _check_grouped(op: str, x, weight, groups_name: str, groups, bias) -> torch.Tensor:

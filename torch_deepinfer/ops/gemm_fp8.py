@@ -2,9 +2,13 @@
 
 import torch
 
+from torch_deepinfer.ops.activation import silu_and_mul_quant
 from torch_deepinfer.ops.checks import check, check_float_dtype, check_written, name_of, shape_of
+from torch_deepinfer.ops.moe import moe_expert_map, moe_permute_scaled, moe_unpermute
+from torch_deepinfer.ops.quant import quantize_per_token_group
 
 BLOCK = 128  # of k, and of columns of a weight, that a scale is for
+MOST_EXPERTS = 2**31 - 1  # of all ranks: those of other ranks are not counted here
 
 
 def fp8_gemm(
@@ -115,6 +119,74 @@ def fp8_masked_mm_(
     if torch.is_grad_enabled() and out.requires_grad:
         raise RuntimeError("fp8_masked_mm_: out is written without a gradient and must not require one")
     torch.ops.deepinfer.fp8_masked_mm_.default(out, x, weight, counts, x_scale, weight_scale)
+
+
+def fp8_fused_experts(
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    gate_up_scale: torch.Tensor,
+    down_scale: torch.Tensor,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    *,
+    limit: float | None = None,
+    alpha: float = 1.0,
+    up_offset: float = 0.0,
+    round_scale: bool = False,
+    first_expert: int = 0,
+) -> torch.Tensor:
+    """:func:`fused_experts` with float8 weights: tokens and activations are quantised in groups of 128 on the way.
+
+    Made of the ops :func:`quantize_per_token_group`, :func:`moe_expert_map`, :func:`moe_permute_scaled`,
+    :func:`fp8_grouped_mm`, :func:`silu_and_mul_quant` and :func:`moe_unpermute`, without a wait for the device.
+
+    Args:
+        x: ``[T, H]`` float32, bfloat16 or float16; intermediate results have its dtype.
+        gate_up: ``[E, 2 * I, H]`` float8_e4m3fn, the gate's rows first.
+        down: ``[E, H, I]`` float8_e4m3fn.
+        gate_up_scale, down_scale: of blocks of 128 x 128, ``[E, 2 * I / 128, H / 128]`` and ``[E, H / 128, I / 128]``
+            (rounded up), as :func:`quantize_per_block` gives them; float32 or float8_e8m0fnu.
+        topk_ids, topk_weights, first_expert: as in :func:`fused_experts`.
+        limit, alpha, up_offset: as in :func:`silu_and_mul`.
+        round_scale: the scales of tokens and activations are powers of two.
+
+    Returns:
+        ``[T, H]``, the dtype of ``x``.
+
+    Raises:
+        ValueError: as the ops that it is made of.
+    """
+    op, experts, topk = "fp8_fused_experts", gate_up.shape[0], topk_ids.shape[-1]
+    # Not by check(): tracing would have to format its message.
+    if x.dim() != 2:
+        raise ValueError(f"{op}: x must have shape [T, H], got {shape_of(x)}")
+    if gate_up.dim() != 3 or gate_up.shape[1] % 2 != 0 or gate_up.shape[2] != x.shape[1]:
+        raise ValueError(f"{op}: gate_up must have shape [E, 2 * I, {x.shape[1]}], got {shape_of(gate_up)}")
+    if down.shape != (experts, x.shape[1], gate_up.shape[1] // 2):
+        expected = [experts, x.shape[1], gate_up.shape[1] // 2]
+        raise ValueError(f"{op}: down must have shape {expected}, got {shape_of(down)}")
+    rows_to_slots, slots_to_rows, offsets, _ = moe_expert_map(
+        topk_ids, MOST_EXPERTS, first_expert=first_expert, num_local_experts=experts
+    )
+    ends = offsets[1:]
+    tokens = quantize_per_token_group(x, BLOCK, round_scale=round_scale)
+    rows, scales = moe_permute_scaled(*tokens, rows_to_slots, topk, slots_to_rows, scale_layout="column")
+    hidden = fp8_grouped_mm(
+        rows, gate_up.transpose(1, 2), ends, scales, gate_up_scale.transpose(1, 2), out_dtype=x.dtype
+    )
+    activated, scales = silu_and_mul_quant(
+        hidden,
+        limit=limit,
+        alpha=alpha,
+        up_offset=up_offset,
+        rows_to_slots=rows_to_slots,
+        group_size=BLOCK,
+        round_scale=round_scale,
+        scale_layout="column",
+    )
+    y = fp8_grouped_mm(activated, down.transpose(1, 2), ends, scales, down_scale.transpose(1, 2), out_dtype=x.dtype)
+    return moe_unpermute(y, slots_to_rows, topk_weights)
 
 
 def _check_e4m3(op: str, argument: str, tensor: torch.Tensor) -> None:

@@ -35,6 +35,19 @@ def gemm_(
     out.copy_(gemm(a, b, bias=bias, c=out if accumulate else None, scale=scale, out_dtype=out.dtype))
 
 
+def bmm(
+    a: torch.Tensor, b: torch.Tensor, *, out_dtype: torch.dtype | None = None, rows_first: bool = False
+) -> torch.Tensor:
+    """See :func:`torch_deepinfer.ops.bmm`."""
+    out = (a.float() @ b.float()).to(out_dtype or a.dtype)
+    return out.transpose(0, 1).contiguous() if rows_first else out
+
+
+def bmm_(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    """See :func:`torch_deepinfer.ops.bmm_`."""
+    out.copy_(bmm(a, b, out_dtype=out.dtype))
+
+
 def grouped_mm(
     x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -46,6 +59,26 @@ def grouped_mm(
         out[begin:end] = product if bias is None else product + bias[expert]
         begin = end
     return out
+
+
+def grouped_outer(
+    x: torch.Tensor, y: torch.Tensor, offsets: torch.Tensor, *, out_dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """See :func:`torch_deepinfer.ops.grouped_outer`."""
+    out = x.new_zeros(offsets.shape[0], x.shape[1], y.shape[1], dtype=out_dtype or x.dtype)
+    begin = 0
+    for expert, end in enumerate(offsets.tolist()):
+        out[expert] = x[begin:end].float().t() @ y[begin:end].float()
+        begin = end
+    return out
+
+
+def grouped_outer_(
+    out: torch.Tensor, x: torch.Tensor, y: torch.Tensor, offsets: torch.Tensor, *, accumulate: bool = False
+) -> None:
+    """See :func:`torch_deepinfer.ops.grouped_outer_`."""
+    product = grouped_outer(x, y, offsets, out_dtype=torch.float32)
+    out.copy_(out.float() + product if accumulate else product)
 
 
 def masked_mm(

@@ -2,6 +2,9 @@
 
 import torch
 
+from torch_deepinfer.reference.activation import silu_and_mul
+from torch_deepinfer.reference.quant import quantize_per_token_group
+
 
 def _dequantized(codes: torch.Tensor, row_scale: torch.Tensor, rows: int) -> torch.Tensor:
     """``[R, K]`` codes with ``[R, R / rows or 1, K / 128 or 1]`` scales, in float32."""
@@ -81,3 +84,35 @@ def fp8_masked_mm_(
     result = fp8_masked_mm(x, weight, counts, x_scale, weight_scale, out_dtype=out.dtype)
     for expert, count in enumerate(counts.tolist()):
         out[expert, :count] = result[expert, :count]
+
+
+def fp8_fused_experts(
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    gate_up_scale: torch.Tensor,
+    down_scale: torch.Tensor,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    *,
+    limit: float | None = None,
+    alpha: float = 1.0,
+    up_offset: float = 0.0,
+    round_scale: bool = False,
+    first_expert: int = 0,
+) -> torch.Tensor:
+    """See :func:`torch_deepinfer.ops.fp8_fused_experts`."""
+
+    def product(rows: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor) -> torch.Tensor:
+        codes, scale = quantize_per_token_group(rows, 128, round_scale=round_scale)
+        return fp8_gemm(codes, weight.t(), scale, weight_scale.t(), out_dtype=x.dtype)
+
+    total = x.new_zeros(x.shape, dtype=torch.float32)
+    for j in range(topk_ids.shape[1]):
+        for expert in range(gate_up.shape[0]):
+            tokens = (topk_ids[:, j] == first_expert + expert).nonzero()[:, 0]
+            hidden = product(x[tokens], gate_up[expert], gate_up_scale[expert])
+            activated = silu_and_mul(hidden, limit=limit, alpha=alpha, up_offset=up_offset)
+            y = product(activated, down[expert], down_scale[expert])
+            total[tokens] += topk_weights[tokens, j, None].float() * y.float()
+    return total.to(x.dtype)
