@@ -58,6 +58,31 @@ def _fp8_masked_mm() -> Sample:
     return (_e4m3(2, 3, 160), _e4m3(2, 160, 8), counts, torch.rand(2, 3, 2), torch.rand(2, 2, 8)), {}
 
 
+def _bmm() -> Sample:
+    return (torch.randn(3, 7, 16), torch.randn(3, 16, 9)), {"rows_first": True}
+
+
+def _bmm_inplace() -> Sample:
+    return (torch.randn(3, 7, 9), torch.randn(3, 7, 16).bfloat16(), torch.randn(3, 16, 9).bfloat16()), {}
+
+
+def _grouped_outer() -> Sample:
+    return (torch.randn(7, 16), torch.randn(7, 9), torch.tensor([2, 2, 5], dtype=torch.int32)), {}
+
+
+def _mqa_logits() -> Sample:
+    begins, ends = torch.tensor([0, 2, 3], dtype=torch.int32), torch.tensor([5, 4, 3], dtype=torch.int32)
+    return (_e4m3(3, 4, 32), _e4m3(5, 32), torch.rand(5), torch.rand(3, 4), begins, ends), {}
+
+
+def _paged_mqa_logits() -> Sample:
+    cache = torch.zeros(3, 4 * (32 + 4), dtype=torch.uint8)
+    cache[:, : 4 * 32] = _e4m3(3, 4 * 32).view(torch.uint8)
+    cache[:, 4 * 32 :] = torch.rand(3, 4).view(torch.uint8)
+    lengths, table = torch.tensor([[5, 6]], dtype=torch.int32), torch.tensor([[2, 0]], dtype=torch.int32)
+    return (_e4m3(1, 2, 4, 32), cache.view(3, 4, 36), torch.rand(2, 4), lengths, table, 7), {}
+
+
 def _masked_mm() -> Sample:
     return (torch.randn(4, 3, 16), torch.randn(4, 16, 8), torch.tensor([3, 0, 1, 2], dtype=torch.int32)), {}
 
@@ -126,7 +151,13 @@ SAMPLES: dict[str, Callable[[], Sample]] = {
     "fp8_masked_mm_": lambda: ((torch.randn(2, 3, 8), *_fp8_masked_mm()[0]), {}),
     "gemm": _gemm,
     "gemm_": _gemm_inplace,
+    "bmm": _bmm,
+    "bmm_": _bmm_inplace,
     "grouped_mm": _grouped_mm,
+    "grouped_outer": _grouped_outer,
+    "grouped_outer_": lambda: ((torch.randn(3, 16, 9), *_grouped_outer()[0]), {"accumulate": True}),
+    "mqa_logits": _mqa_logits,
+    "paged_mqa_logits": _paged_mqa_logits,
     "masked_mm": _masked_mm,
     "masked_mm_": lambda: ((torch.randn(4, 3, 8), *_masked_mm()[0]), {}),
     "fused_experts": _fused_experts,
