@@ -12,17 +12,21 @@ pytest.importorskip("gguf", reason="the example needs it")
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 from sampler import Sampler  # noqa: E402
-from speculative import Sampling, generate, propose  # noqa: E402
+from speculative import ModelDrafter, Sampling, generate, propose  # noqa: E402
+
+
+def tiny(seed: int, layers: int) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    sizes = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": layers}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.3}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads)).eval()
 
 
 @pytest.fixture(scope="module")
 def model() -> Iterator[torch.nn.Module]:
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.3}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # a model this small has no work for more
-    yield transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads)).eval()
+    yield tiny(0, 2)
     torch.set_num_threads(threads)
 
 
@@ -49,6 +53,27 @@ def test_sampled_text(model):
         exact = model(torch.tensor([[3, 5, 3]])).logits[0, -1].softmax(-1)
     for observed in (plain, fast):
         assert (observed - exact).abs().sum() < 0.7  # 0.35 is expected
+
+
+def test_draft_model(model):
+    plain = generate(model, [3, 5, 7], 40, Sampling(), 0, None).ids
+    for draft, all_accepted in ((model, True), (tiny(1, 1), False)):
+        fast = generate(model, [3, 5, 7], 40, Sampling(), 4, None, ModelDrafter(draft, Sampling()))
+        assert fast.ids == plain and (fast.accepted == fast.drafted) == all_accepted
+    sampled = Sampling(1.0, seed=3)
+    same = generate(model, [3, 5, 7], 40, sampled, 4, None, ModelDrafter(model, sampled))
+    assert same.accepted >= same.drafted - 1  # equal distributions, up to the rounding of longer inputs
+
+
+def test_text_of_a_draft_model(model):
+    draft, texts = tiny(1, 1), 400
+    ids = []
+    for seed in range(texts):
+        sampling = Sampling(1.0, seed=seed)
+        ids.append(generate(model, [3, 5, 3], 2, sampling, 2, None, ModelDrafter(draft, sampling)).ids[3])
+    with torch.no_grad():
+        exact = model(torch.tensor([[3, 5, 3]])).logits[0, -1].softmax(-1)
+    assert (torch.tensor(ids).bincount(minlength=40) / texts - exact).abs().sum() < 0.45  # 0.2 is expected
 
 
 def test_stops_behind_the_end(model):
