@@ -266,14 +266,15 @@ DEVICE void bisect(const Vectors<T>& vectors, Distribution& to, bool counted, bo
 #pragma unroll 1
   for (uint32_t bit = 1u << 31; bit; bit >>= 1)
     if (sum_row<threads>(vectors, Beyond{to, key | bit, counted}, chunk_sums, sums) >= wanted) key |= bit;
-  if (ties) {
-    to.last = entry_of(key, 0xffffffff);
-    return;
-  }
   const uint64_t above =
       key == 0xffffffff ? 0 : sum_row<threads>(vectors, Beyond{to, key + 1, counted}, chunk_sums, sums);
   const uint64_t each = counted ? 1 : to.weight(value_of(key));
   const uint64_t equal = (wanted - above + each - 1) / each;
+  // Mostly all that equal it stay.
+  if (ties || sum_row<threads>(vectors, EqualBefore{key, vectors.size}, chunk_sums, sums) == equal) {
+    to.last = entry_of(key, 0xffffffff);
+    return;
+  }
   int64_t index = 0;
 #pragma unroll 1
   for (int64_t bit = 1 << 22; bit; bit >>= 1)
