@@ -40,7 +40,7 @@ GATES: Mapping[tuple[str, str], Gate] = {
     ("packed_attention", "cuda"): Gate(
         True, gain="5x to 6x, alone", reason="too few blocks to fill the device", min_rows=256
     ),
-    ("topk", "cuda"): Gate(True, gain="6x to 10x, alone, on rows of a vocabulary"),
+    ("topk", "cuda"): Gate(True, gain="6x to 11x, alone, on rows of a vocabulary"),
     ("draw", "cuda"): Gate(False, reason="fast with top-k, but top-p alone may take many passes over the row"),
     ("fused_experts", "cuda"): Gate(True, gain="1.3x to 1.6x in a whole model"),
     ("moe_router", "cuda"): Gate(True, gain="4x to 39x, alone"),

@@ -21,11 +21,9 @@ int blocks_of_row(int64_t rows, int64_t row_bytes, int64_t k, int64_t ring_bytes
   return cluster;
 }
 
-}  // namespace
-
 // Many rows: blocks of which four fit on a processor, so that some read while others select. If no more than two are
 // there for each, deeper rings; and for the longest rows longer lists, which are cut less often.
-FilterPlan plan_filter(int64_t rows, int64_t row_bytes, int64_t k, int multiprocessors, int capability) {
+FilterPlan plan_row(int64_t rows, int64_t row_bytes, int64_t k, int multiprocessors, int capability) {
   constexpr int kRoom = 1024, kLeastList = 2048, kLongList = 3072;
   constexpr int64_t kLongRow = 131072, kLongestRow = int64_t(1) << 21;
   FilterPlan plan{};
@@ -51,6 +49,26 @@ FilterPlan plan_filter(int64_t rows, int64_t row_bytes, int64_t k, int multiproc
   plan.stages = deep ? 4 : 2;
   if (deep) plan.capacity = std::max(plan.capacity, kLongList);
   return plan;
+}
+
+}  // namespace
+
+FilterPlan plan_filter(int64_t rows, int64_t row_bytes, int64_t k, const jit::DeviceFacts& facts) {
+  constexpr int kStaticBytes = 8192;
+  FilterPlan plan = plan_row(rows, row_bytes, k, facts.multiprocessors, facts.capability);
+  while (plan.stages > 1 &&
+         filter_bytes(plan.threads, plan.stages, plan.capacity) + kStaticBytes > facts.shared_bytes_per_block)
+    --plan.stages;
+  while (plan.cluster > 1 && plan.cluster * k * 8 > int64_t(plan.threads) * kStageBytes * plan.stages) plan.cluster /= 2;
+  return plan;
+}
+
+jit::DeviceFacts typical_device() {
+  jit::DeviceFacts facts;
+  facts.capability = 90;
+  facts.multiprocessors = 132;
+  facts.shared_bytes_per_block = 232448;
+  return facts;
 }
 
 int filter_bytes(int threads, int stages, int capacity) { return threads * kStageBytes * stages + capacity * 8; }

@@ -45,17 +45,17 @@ jit::KernelSource describe_accept(const SpecAcceptConfig& c) {
   return source;
 }
 
-SamplingConfig plan(const Distributions& from, int multiprocessors, int capability) {
+SamplingConfig plan(const Distributions& from, const jit::DeviceFacts& facts) {
   constexpr int kMost = 1024, kUsual = 512;
-  FilterPlan plan = plan_filter(from.rows.count, from.size * size_of(from.dtype), kUsual, multiprocessors, capability);
+  const int64_t k = from.rows.count > facts.multiprocessors ? kUsual : kMost;  // what clusters gather has to fit
+  FilterPlan plan = plan_filter(from.rows.count, from.size * size_of(from.dtype), k, facts);
   plan.most = kMost;
   plan.capacity = std::max(plan.capacity, 9 * kMost / 8 + 1024);
   return {from.dtype, plan.threads, plan.stages, plan.cluster, plan.most, plan.capacity, plan.bulk, from.rows.dims > 1};
 }
 
 SamplingConfig plan(const Distributions& from, int device) {
-  const jit::DeviceFacts& facts = jit::device_facts(device);
-  return plan(from, facts.multiprocessors, facts.capability);
+  return plan(from, jit::device_facts(device));
 }
 
 std::vector<SamplingConfig> samples() {
@@ -65,7 +65,7 @@ std::vector<SamplingConfig> samples() {
     from.dtype = dtype;
     from.rows.count = rows;
     from.size = 129280;
-    configs.push_back(plan(from, 132, 90));
+    configs.push_back(plan(from, typical_device()));
   }
   return configs;
 }

@@ -92,8 +92,7 @@ TopkConfig config_of(DType x, TopkOrder order, const FilterPlan& plan) {
 
 TopkConfig plan(const TopkArgs& args, const jit::DeviceFacts& facts) {
   TopkConfig c = config_of(args.dtype, args.order,
-                           plan_filter(args.x_rows.count, args.row_size * size_of(args.dtype), args.k,
-                                       facts.multiprocessors, facts.capability));
+                           plan_filter(args.x_rows.count, args.row_size * size_of(args.dtype), args.k, facts));
   c.wide_index = args.wide_index;
   c.values = args.values != nullptr;
   c.strided = args.x_rows.dims > 1;
@@ -135,6 +134,7 @@ TopkShortConfig plan_short(const TopkArgs& args) {
 
 std::vector<TopkConfig> samples() {
   std::vector<TopkConfig> configs;
+  const jit::DeviceFacts typical = typical_device();
   for (auto [x, rows, row_size, k, order, wide, values] :
        {std::tuple{DType::bf16, 4096, 131072, 512, TopkOrder::by_index, 0, 0},
         std::tuple{DType::bf16, 256, 131072, 1024, TopkOrder::by_index, 0, 0},
@@ -143,7 +143,7 @@ std::vector<TopkConfig> samples() {
         std::tuple{DType::f32, 64, 129280, 50, TopkOrder::by_value, 1, 1},
         std::tuple{DType::f16, 4096, 16384, 512, TopkOrder::by_index, 0, 1},
         std::tuple{DType::f32, 4, 262144, 4096, TopkOrder::by_value, 1, 1}}) {
-    TopkConfig c = config_of(x, order, plan_filter(rows, int64_t(row_size) * size_of(x), k, 132, 90));
+    TopkConfig c = config_of(x, order, plan_filter(rows, int64_t(row_size) * size_of(x), k, typical));
     c.wide_index = wide;
     c.values = values;
     configs.push_back(c);
