@@ -159,7 +159,7 @@ def test_every_tiling(force_tiling, tiling):
         first = ops.fp8_gemm(*given)
         assert relative_error(first, exact(a, b, a_scale, b_scale)) < 2 * rounding(torch.bfloat16) + 1e-3, (m, n, k)
         wide = ops.fp8_gemm(*given, out_dtype=torch.float32)
-        assert relative_error(wide, exact(a, b, a_scale, b_scale)) < 1e-3, (m, n, k)
+        assert relative_error(wide, exact(a, b, a_scale, b_scale)) < 2e-3, (m, n, k)
         for _ in range(20):
             assert_bit_equal(ops.fp8_gemm(*given), first)
         ends = offsets_of([m // 3, 0, m - m // 3 - 5])

@@ -32,8 +32,9 @@ def test_matches_reference(device, dtype, options, shape):
     layer = random_layer(*shape, dtype, device)
     out = ops.fp8_fused_experts(*layer, **options)
     assert out.dtype == dtype and out.is_contiguous()
-    # A sum that falls on the other side of a rounding changes a code, 1/16 of one activation.
-    tolerance = 2 * rounding(dtype) + 5e-3
+    # A sum that falls on the other side of a rounding changes a code, 1/16 of one activation. The matrix unit of a GPU
+    # keeps about 13 bits of its sums: there it happens more often.
+    tolerance = 2 * rounding(dtype) + (1.5e-2 if device == "cuda" else 5e-3)
     assert relative_error(out, reference.fp8_fused_experts(*on_cpu(layer), **options)) < tolerance
 
 
@@ -56,7 +57,8 @@ def test_dropped_slots_and_experts_of_other_ranks(device):
     for a, b in ((0, 1), (1, 4), (4, 6)):
         local = gate_up[a:b], down[a:b], gate_up_scale[a:b], down_scale[a:b]
         parts.append(ops.fp8_fused_experts(x, *local, ids, weights, first_expert=a))
-    torch.testing.assert_close(sum(parts), whole, rtol=1e-5, atol=1e-5)
+    # On a GPU other numbers of experts may mean other tiles, and another code where a sum is near a rounding.
+    assert relative_error(sum(parts), whole) < (1e-2 if device == "cuda" else 1e-5)
 
 
 def test_no_tokens(device):
