@@ -31,8 +31,8 @@ struct GatedPieces {
 
   DEVICE Pair load(Index i) const {
     Pair p;
-    p.gate = load_vector<Reuse::once, c.access, wide>(gate, c.interleaved ? 2 * i : i, c.interleaved ? 2 * end : end);
-    if constexpr (!c.interleaved) p.up = load_vector<Reuse::once, c.access, wide>(up, i, end);
+    p.gate = load_vector<c.access, wide>(gate, c.interleaved ? 2 * i : i, c.interleaved ? 2 * end : end);
+    if constexpr (!c.interleaved) p.up = load_vector<c.access, wide>(up, i, end);
     return p;
   }
 
@@ -66,7 +66,7 @@ DEVICE void gated_activation(const GatedArgs& args) {
   typename Pieces::Pair held[c.vectors];
 #pragma unroll
   for (int k = 0; k < c.vectors; ++k) held[k] = pieces.load(first + k * step);
-  pieces.weight = load_access<Reuse::often, float, 1>(args.row_weights + row, c.weighted).at[0];
+  pieces.weight = load_access<float, 1>(args.row_weights + row, c.weighted).at[0];
   let_next_kernel_start();
 
 #pragma unroll
@@ -93,7 +93,7 @@ DEVICE void gated_quant(const GatedQuantArgs& args) {
   int64_t slot = at.row;
   bool invalid = false;
   if constexpr (c.mapped) {  // rows without a slot are not read; what is no slot poisons its row
-    slot = load_access<Reuse::often, int32_t, 1>(args.rows_to_slots + at.row, at.active).at[0];
+    slot = load_access<int32_t, 1>(args.rows_to_slots + at.row, at.active).at[0];
     invalid = slot < -1 || slot >= args.slots;
     if (slot < 0 || invalid) pieces.end = 0;
   }
@@ -101,7 +101,7 @@ DEVICE void gated_quant(const GatedQuantArgs& args) {
 #pragma unroll
   for (int k = 0; k < c.vectors; ++k) held[k] = pieces.load(at.first + k * step);
   if constexpr (c.weighted)
-    pieces.weight = load_access<Reuse::often, float, 1>(gated.row_weights + slot, at.active && pieces.end > 0).at[0];
+    pieces.weight = load_access<float, 1>(gated.row_weights + slot, at.active && pieces.end > 0).at[0];
   let_next_kernel_start();
 
   Vec<T, n> y[c.vectors];

@@ -178,16 +178,15 @@ DEVICE void forget_conversions(Vec<T, n>& v) {
   for (int i = 0; i < int(n * sizeof(T) / 4); ++i) asm("" : "+r"(word(v, i)));
 }
 
-// No hint to a cache: on an H200, loads that do not stay in L1 or leave it first (no_allocate, evict_first, cs) made
-// SwiGLU 10 % slower, 207 instead of 187 us for 800 MB, and a norm 5 %.
-enum class Reuse { once, often };
-
-// No load here uses the read-only path (ld.global.nc): with programmatic dependent launch a kernel is running, though
+// No load here has a hint to a cache: on an H200, loads that do not stay in L1 or leave it first (no_allocate,
+// evict_first, cs) made SwiGLU 10 % slower, 207 instead of 187 us for 800 MB, and a norm 5 %.
+//
+// None uses the read-only path (ld.global.nc): with programmatic dependent launch a kernel is running, though
 // waiting, while the kernel before it writes. The volatile assembly stays behind wait_for_previous_kernel().
 //
 // Zeros if the data is not `wanted`. That is a predicate and no branch: the compiler would move what is done with the
 // data into the branch, and the next load would wait for this one.
-template <Reuse reuse, typename T, int n>
+template <typename T, int n>
 DEVICE Vec<T, n> load_access(const T* p, bool wanted = true) {
   constexpr int bytes = n * sizeof(T);
   static_assert(bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8 || bytes == 16, "no such access");
@@ -218,14 +217,14 @@ DEVICE Vec<T, n> load_access(const T* p, bool wanted = true) {
 
 // Elements [first, first + n) of a row of `size`, which is a multiple of `access`; zero past its end. `access` is the
 // number of elements that the alignment of the row lets one instruction move.
-template <Reuse reuse, int access, int n, typename T>
+template <int access, int n, typename T>
 DEVICE Vec<T, n> load_vector(const T* row, int64_t first, int64_t size) {
   constexpr int widest = kVectorBytes / sizeof(T);
   constexpr int step = access < widest ? access : widest;
   Vec<T, n> v;
 #pragma unroll
   for (int i = 0; i < n; i += step) {
-    const Vec<T, step> part = load_access<reuse, T, step>(row + first + i, first + i < size);
+    const Vec<T, step> part = load_access<T, step>(row + first + i, first + i < size);
 #pragma unroll
     for (int j = 0; j < step; ++j) v.at[i + j] = part.at[j];
   }

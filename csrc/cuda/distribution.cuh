@@ -129,7 +129,7 @@ DEVICE void visit_chunk(const Vectors<T>& vectors, int chunk, Visit& visit) {
 #pragma unroll
   for (int j = 0; j < kBatch; ++j) {
     const int vector = first + j * threads;
-    batch[j] = load_access<Reuse::often, T, n>(vectors.start + int64_t(vector) * n, vector < vectors.count);
+    batch[j] = load_access<T, n>(vectors.start + int64_t(vector) * n, vector < vectors.count);
   }
 #pragma unroll
   for (int j = 0; j < kBatch; ++j) {
@@ -180,7 +180,7 @@ DEVICE int64_t pick_from_row(const Vectors<T>& vectors, const Weight& weight, ui
 #pragma unroll 1
   for (int j = 0; j < kBatch; ++j) {
     const int vector = (chunk * kBatch + j) * threads + int(threadIdx.x);
-    const auto v = load_access<Reuse::often, T, n>(vectors.start + int64_t(vector) * n, vector < vectors.count);
+    const auto v = load_access<T, n>(vectors.start + int64_t(vector) * n, vector < vectors.count);
     const int64_t index = vectors.index(vector);
     uint64_t own = 0, total;
 #pragma unroll

@@ -169,7 +169,7 @@ struct Ring {
 #pragma unroll
       for (int j = 0; j < kVectorsPerThread; ++j) {
         const int i = j * threads + int(threadIdx.x);
-        if (i < wanted) vectors(stage)[i] = load_access<Reuse::once, T, n>(from + int64_t(i) * n);
+        if (i < wanted) vectors(stage)[i] = load_access<T, n>(from + int64_t(i) * n);
       }
     }
   }

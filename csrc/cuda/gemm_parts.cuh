@@ -60,7 +60,7 @@ DEVICE void gemm_sum(const GemmKernelArgs& args) {
       const int part = ((cluster + j) * c.cluster + rank) * 2 + cut - at_stage / stages;
 #pragma unroll
       for (int i = 0; i < Shape::chunk / 8; ++i)
-        more[j][i] = load_access<Reuse::once, float, 4>(
+        more[j][i] = load_access<float, 4>(
             reinterpret_cast<float*>(kept<c>(args, part, p, first / 8 + i)), at_stage < end);
     }
 #pragma unroll

@@ -15,7 +15,7 @@ DEVICE void write(const MatmulArgs& problem, int expert, int64_t row, int column
   Vec<Out, n> rounded{};
   if constexpr (c.addend) {
     const Out* addend = static_cast<const Out*>(problem.addend) + apart + row * problem.addend_stride;
-    const Vec<Out, n> added = load_vector<Reuse::once, access, n>(addend, column, problem.columns);
+    const Vec<Out, n> added = load_vector<access, n>(addend, column, problem.columns);
 #pragma unroll
     for (int i = 0; i < n; ++i) rounded.at[i] = from_float<Out>(values[i] + to_float(added.at[i]));
   } else {

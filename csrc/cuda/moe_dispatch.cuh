@@ -239,7 +239,7 @@ DEVICE void copy_row(const MoePermuteArgs& args, const char* x, const int32_t* r
 #pragma unroll
     for (int k = 0; k < c.vectors; ++k)
       if (first + k * step < args.row_bytes)
-        held[k] = load_access<Reuse::once, uint8_t, c.access>(reinterpret_cast<const uint8_t*>(x) + first + k * step);
+        held[k] = load_access<uint8_t, c.access>(reinterpret_cast<const uint8_t*>(x) + first + k * step);
 #pragma unroll
     for (int j = 0; j < (count ? count : given); ++j) {
       if (rows[j] < 0 || rows[j] >= args.rows) continue;
@@ -363,7 +363,7 @@ DEVICE void moe_unpermute(const MoeUnpermuteArgs& args) {
         factor[j] = c.weighted && present[j] ? to_float(weights[first + j]) : 1.f;
         if (c.coded && present[j]) factor[j] *= args.row_scales[row];
         const Y* y = static_cast<const Y*>(args.y) + row * args.row_stride;
-        if (present[j]) held[j] = load_vector<Reuse::once, c.access, n>(y, i, size);
+        if (present[j]) held[j] = load_vector<c.access, n>(y, i, size);
       }
 #pragma unroll
       for (int j = 0; j < together; ++j) {

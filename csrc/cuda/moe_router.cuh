@@ -201,14 +201,14 @@ DEVICE void write_picks(const MoeRouterArgs& args, int64_t token, int lane, uint
 }
 
 // The n elements at p that the lane holds; `access` divides n.
-template <Reuse reuse, int access, int n, typename T, typename Holds>
+template <int access, int n, typename T, typename Holds>
 DEVICE Vec<T, n> load_run(const T* p, Holds holds) {
   constexpr int widest = kVectorBytes / sizeof(T), step = access < widest ? access : widest;
   Vec<T, n> v{};
 #pragma unroll
   for (int i = 0; i < n; i += step) {
     if (!holds(i)) continue;
-    const auto part = load_access<reuse, T, step>(p + i);
+    const auto part = load_access<T, step>(p + i);
 #pragma unroll
     for (int j = 0; j < step; ++j) v.at[i + j] = part.at[j];
   }
@@ -236,13 +236,13 @@ DEVICE void moe_router(const MoeRouterArgs& args) {
   auto holds = [&](int i) { return c.experts == 32 * n || first + i < c.experts; };
   float x[n], bias[n];
   {
-    const auto loaded = load_run<Reuse::once, c.access, n>(logits + first, holds);
+    const auto loaded = load_run<c.access, n>(logits + first, holds);
 #pragma unroll
     for (int i = 0; i < n; ++i) x[i] = holds(i) ? to_float(loaded.at[i]) : __uint_as_float(0xff800000);
   }
   if constexpr (c.has_bias) {
     const auto* biases = static_cast<const Element<c.bias>*>(args.bias);
-    const auto loaded = load_run<Reuse::often, c.access, n>(biases + first, holds);
+    const auto loaded = load_run<c.access, n>(biases + first, holds);
 #pragma unroll
     for (int i = 0; i < n; ++i) bias[i] = to_float(loaded.at[i]);
   } else {

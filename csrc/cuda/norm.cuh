@@ -75,9 +75,9 @@ DEVICE void rms_norm(const RmsNormArgs& args) {
 
   wait_for_previous_kernel();
 
-  auto read = [&](Size i) { return load_vector<Reuse::once, c.access, n>(x, i, size); };
+  auto read = [&](Size i) { return load_vector<c.access, n>(x, i, size); };
   auto read_weight = [&](Size i) {
-    if constexpr (weighted) return load_vector<Reuse::often, c.access, n>(weight, i, size);
+    if constexpr (weighted) return load_vector<c.access, n>(weight, i, size);
     else return Vec<W, n>{};
   };
   auto add_residual = [&](Values& v, const Values& r, Size i) {
@@ -99,7 +99,7 @@ DEVICE void rms_norm(const RmsNormArgs& args) {
     Values other[c.vectors];
 #pragma unroll
     for (int k = 0; k < c.vectors; ++k)
-      other[k] = load_vector<Reuse::once, c.access, n>(residual, first + k * step, size);
+      other[k] = load_vector<c.access, n>(residual, first + k * step, size);
 #pragma unroll
     for (int k = 0; k < c.vectors; ++k) add_residual(held[k], other[k], first + k * step);
   }
@@ -114,7 +114,7 @@ DEVICE void rms_norm(const RmsNormArgs& args) {
   if constexpr (c.longer) {
     for (int64_t i = first + c.vectors * step; i < size; i += step) {
       Values v = read(i);
-      if constexpr (c.add) add_residual(v, load_vector<Reuse::once, c.access, n>(residual, i, size), i);
+      if constexpr (c.add) add_residual(v, load_vector<c.access, n>(residual, i, size), i);
       total += sum_of_squares(v);
     }
   }
@@ -134,7 +134,7 @@ DEVICE void rms_norm(const RmsNormArgs& args) {
   if constexpr (c.longer) {
     const T* again = c.add ? sum : x;  // each thread reads what it has itself written
     for (int64_t i = first + c.vectors * step; i < size; i += step)
-      write(load_vector<Reuse::once, c.access, n>(again, i, size), read_weight(i), scale, i);
+      write(load_vector<c.access, n>(again, i, size), read_weight(i), scale, i);
   }
 }
 

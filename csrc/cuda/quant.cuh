@@ -35,7 +35,7 @@ DEVICE void quantize_rows(const QuantizeArgs& args) {
   for (int item = 0; item < c.items; ++item)
 #pragma unroll
     for (int k = 0; k < c.vectors; ++k)
-      held[item][k] = load_vector<Reuse::once, c.access, n>(x[item], at[item].first + k * step, at[item].size);
+      held[item][k] = load_vector<c.access, n>(x[item], at[item].first + k * step, at[item].size);
   let_next_kernel_start();
 
 #pragma unroll
@@ -46,7 +46,7 @@ DEVICE void quantize_rows(const QuantizeArgs& args) {
     for (int k = 0; k < c.vectors; ++k) amax = max_or_nan(amax, largest_magnitude(held[item][k]));
     if constexpr (c.longer)
       for (Index i = place.first + c.vectors * step; i < place.size; i += step)
-        amax = max_or_nan(amax, largest_magnitude(load_vector<Reuse::often, c.access, n>(x[item], i, place.size)));
+        amax = max_or_nan(amax, largest_magnitude(load_vector<c.access, n>(x[item], i, place.size)));
     const GroupScale scale = scale_of<c.code, c.scale>(max_over<c.lanes>(amax, scratch));
     if (!place.active) continue;
     if (threadIdx.x % c.lanes == 0)
@@ -61,7 +61,7 @@ DEVICE void quantize_rows(const QuantizeArgs& args) {
     for (int k = 0; k < c.vectors; ++k) write(held[item][k], place.first + k * step);
     if constexpr (c.longer)
       for (Index i = place.first + c.vectors * step; i < place.size; i += step)
-        write(load_vector<Reuse::once, c.access, n>(x[item], i, place.size), i);
+        write(load_vector<c.access, n>(x[item], i, place.size), i);
   }
 }
 
@@ -160,7 +160,7 @@ DEVICE void quantize_blocks(const QuantizeArgs& args) {
 
   auto load = [&](int64_t piece) {
     const int64_t row = piece / c.lanes;
-    return load_vector<Reuse::once, c.access, n>(x + row * b.row_stride, t.column + piece % c.lanes * n,
+    return load_vector<c.access, n>(x + row * b.row_stride, t.column + piece % c.lanes * n,
                                                  row < t.rows ? t.end : 0);
   };
   Vec<T, n> held[c.vectors];
@@ -274,7 +274,7 @@ DEVICE void dequantize(const DequantizeArgs& args) {
   float scales[c.vectors][n];
 #pragma unroll
   for (int k = 0; k < c.vectors; ++k)
-    held[k] = load_vector<Reuse::once, code_bytes<c.code>(c.access), bytes>(
+    held[k] = load_vector<code_bytes<c.code>(c.access), bytes>(
         codes + place.strided_row(k), code_bytes<c.code>(place.column(k)), code_bytes<c.code>(place.end(k)));
 #pragma unroll
   for (int k = 0; k < (c.down ? 1 : c.vectors); ++k) place.load_scales(args.scales, k, scales[k]);
@@ -304,7 +304,7 @@ DEVICE void quantize_with_scales(const QuantizeArgs& args) {
   float scales[c.vectors][n];
 #pragma unroll
   for (int k = 0; k < c.vectors; ++k)
-    held[k] = load_vector<Reuse::once, c.access, n>(x + place.strided_row(k), place.column(k), place.end(k));
+    held[k] = load_vector<c.access, n>(x + place.strided_row(k), place.column(k), place.end(k));
 #pragma unroll
   for (int k = 0; k < (c.down ? 1 : c.vectors); ++k) place.load_scales(args.scales, k, scales[k]);
   let_next_kernel_start();

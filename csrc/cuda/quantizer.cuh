@@ -192,9 +192,9 @@ template <ScaleType type>
 DEVICE float load_scale(const Scales& scales, int64_t at, int64_t column) {
   const int64_t i = at + scale_offset<type>(scales, column);
   if constexpr (type == ScaleType::f32 || type == ScaleType::power) {
-    return load_access<Reuse::often, float, 1>(static_cast<const float*>(scales.data) + i).at[0];
+    return load_access<float, 1>(static_cast<const float*>(scales.data) + i).at[0];
   } else {
-    const uint32_t byte = load_access<Reuse::often, uint8_t, 1>(static_cast<const uint8_t*>(scales.data) + i).at[0];
+    const uint32_t byte = load_access<uint8_t, 1>(static_cast<const uint8_t*>(scales.data) + i).at[0];
     return __uint_as_float(byte == 0xff ? 0x7fffffffu : byte == 0 ? 0x00400000u : byte << 23);
   }
 }

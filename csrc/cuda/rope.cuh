@@ -39,16 +39,16 @@ struct Place {
 };
 
 // Nothing past the end of the run, and nothing at all unless `wanted`.
-template <RopeConfig c, Reuse reuse, int access, typename E>
+template <RopeConfig c, int access, typename E>
 DEVICE Vec<E, 2 * pairs_of_piece<c>> read_piece(const E* row, int piece, bool wanted) {
   constexpr bool halves = reads_halves<c>;
   constexpr int n = pairs_of_piece<c>;
   const Place<c, halves> place(piece);
   if constexpr (!halves) {
-    return load_vector<reuse, access, 2 * n>(row, place.first, wanted ? place.first_end : 0);
+    return load_vector<access, 2 * n>(row, place.first, wanted ? place.first_end : 0);
   } else {
-    return joined(load_vector<reuse, access, n>(row, place.first, wanted ? place.first_end : 0),
-                  load_vector<reuse, access, n>(row, place.second, wanted ? place.second_end : 0));
+    return joined(load_vector<access, n>(row, place.first, wanted ? place.first_end : 0),
+                  load_vector<access, n>(row, place.second, wanted ? place.second_end : 0));
   }
 }
 
@@ -79,13 +79,13 @@ DEVICE void write_piece(Element<c.x>* row, int piece, const Piece<c>& v) {
 template <RopeConfig c, int n>
 DEVICE Vec<Element<c.table>, n> read_columns(const Element<c.table>* row, int64_t stride, int first, int end) {
   if constexpr (c.table_access > 0) {
-    return load_vector<Reuse::often, c.table_access, n>(row, first, end);
+    return load_vector<c.table_access, n>(row, first, end);
   } else {
     using C = Element<c.table>;
     Vec<C, n> v;
 #pragma unroll
     for (int i = 0; i < n; ++i)
-      v.at[i] = load_access<Reuse::often, C, 1>(row + (first + i) * stride, first + i < end).at[0];
+      v.at[i] = load_access<C, 1>(row + (first + i) * stride, first + i < end).at[0];
     return v;
   }
 }
@@ -122,9 +122,9 @@ template <RopeConfig c>
 DEVICE int64_t read_position(const RopeArgs& args, const RopeTensor& x, int64_t group, bool wanted) {
   const int64_t at = row_offset<c.strided>(x.position_groups, group);
   if constexpr (c.position_bytes == 8)
-    return load_access<Reuse::often, int64_t, 1>(static_cast<const int64_t*>(args.positions) + at, wanted).at[0];
+    return load_access<int64_t, 1>(static_cast<const int64_t*>(args.positions) + at, wanted).at[0];
   else
-    return load_access<Reuse::often, int32_t, 1>(static_cast<const int32_t*>(args.positions) + at, wanted).at[0];
+    return load_access<int32_t, 1>(static_cast<const int32_t*>(args.positions) + at, wanted).at[0];
 }
 
 // ---- the norm in front ----
@@ -239,11 +239,11 @@ DEVICE void rotary_embedding(const RopeArgs& args) {
 #pragma unroll
   for (int j = 0; j < c.heads; ++j) {
     const Index row = first_row + j * stride;
-    held[j] = read_piece<c, Reuse::once, c.access>(in + row_offset<c.strided>(x.in_rows, row), piece, row < rows);
+    held[j] = read_piece<c, c.access>(in + row_offset<c.strided>(x.in_rows, row), piece, row < rows);
   }
   Vec<W, 2 * pairs_of_piece<c>> weight{};
   if constexpr (c.normed && c.form != WeightForm::none)
-    weight = read_piece<c, Reuse::often, c.weight_access>(static_cast<const W*>(args.norm.weights[is_k]), piece, active);
+    weight = read_piece<c, c.weight_access>(static_cast<const W*>(args.norm.weights[is_k]), piece, active);
   __syncwarp();  // or the assembler puts some of these loads behind those that wait for the position
 
   int64_t cos_row, sin_row;

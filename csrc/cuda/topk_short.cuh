@@ -44,7 +44,7 @@ struct ShortRow {
 #pragma unroll
     for (int v = 0; v < vectors; ++v) {
       const int vector = v * lanes + lane, begin = first_index(v);
-      const auto loaded = load_access<Reuse::once, T, n>(row.start + int64_t(vector) * n, vector < row.count);
+      const auto loaded = load_access<T, n>(row.start + int64_t(vector) * n, vector < row.count);
 #pragma unroll
       for (int w = 0; w < 4; ++w) at[v * 4 + w] = word(loaded, w);
       const int left = size - begin;
