@@ -114,7 +114,7 @@ class Quantize {
   }
   __aicore__ inline void end_group(int32_t piece) {
     ReduceMax(amax_[uint32_t(piece * kStep)], most_, work_, kLanes);
-    ReduceSum(bad_[uint32_t(piece * kStep)], sum_, work_, kLanes);
+    ReduceSum(bad_[uint32_t(piece * kStep)], sum_, work_[kStep], kLanes);
     PipeBarrier<PIPE_V>();
   }
 

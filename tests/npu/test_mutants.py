@@ -31,7 +31,8 @@ V_BARRIER = "\n    PipeBarrier<PIPE_V>();"
 
 MUTANTS = {
     "norm: barrier after the squares": Mutant(
-        "norm_kernel.h", "Mul(squares_, values, values, size);" + V_BARRIER, "Mul(squares_, values, values, size);",
+        "norm_kernel.h", "Mul(squares_, values_, values_, count * tiling_.pitch);" + V_BARRIER,
+        "Mul(squares_, values_, values_, count * tiling_.pitch);",
         r"Add: a (read|write) of byte \d+ on pipe V is not ordered after a write on pipe V", calls.norm,
     ),
     "norm: scalar read before the vector pipe is done": Mutant(
@@ -70,7 +71,7 @@ MUTANTS = {
     ),
     "rows: destination of an addition overlaps its source": Mutant(
         "rows.h", "upper = values[uint32_t(lower)]", "upper = values[8]",
-        "Add: the destination overlaps a source in part", calls.norm,
+        "Add: the destination overlaps a source in part", calls.norm_long,
     ),
     "norm: a stray element beside those written": Mutant(
         "norm_kernel.h", "widen(weight_, raw.template ReinterpretCast<W>(), size);",

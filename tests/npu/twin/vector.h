@@ -226,7 +226,10 @@ void reduce(const char* name, const LocalTensor<T>& to, const LocalTensor<T>& fr
   read(tick, from, count);
   // Some chips keep the results of the repeats in the working space.
   const int64_t repeats = std::max<int64_t>(1, count / kRepeat), line = 32 / sizeof(T);
-  work.require(size_t((repeats + line - 1) / line * line) * sizeof(T), 32);
+  const int64_t kept = (repeats + line - 1) / line * line;
+  check_overlap(work, size_t(kept) * sizeof(T), from, size_t(count) * sizeof(T));
+  write(tick, work, kept);
+  twin::core().mark_undefined(work.space(), work.offset(), size_t(kept) * sizeof(T));
   count_repeats(int64_t(count) * int64_t(sizeof(T)));
   const T* in = from.raw();
   float total = 0;
