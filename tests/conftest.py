@@ -12,6 +12,9 @@ import torch_deepinfer  # noqa: F401
 # The families that have NPU kernels, by their test files.
 NPU_FAMILIES = {"test_norm", "test_activation", "test_moe_dispatch", "test_rope", "test_rope_qk_norm"}
 
+# In this order, before any other file starts a device: kernels that are loaded already would not be compiled again.
+FORKING = ["test_jit.py", "test_mutants.py", "test_host_path.py", "test_reports.py"]
+
 STANDIN = os.environ.get("DEEPINFER_STANDIN")  # set where tests/npu/standin.py takes the place of an NPU
 
 _no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
@@ -57,7 +60,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept = set(on_npu[:: config.getoption("--npu-sample")])
     dropped = set(on_npu) - kept
     items[:] = [item for item in items if item not in dropped]
-    items.sort(key=lambda item: item.path.name not in ("test_jit.py", "test_mutants.py", "test_reports.py"))
+    items.sort(key=lambda item: FORKING.index(item.path.name) if item.path.name in FORKING else len(FORKING))
 
 
 @pytest.fixture(autouse=True)
