@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 os.environ.setdefault("TQDM_DISABLE", "1")  # one progress bar is enough; read when tqdm is imported
-# Else transformers decodes grouped-query attention by other code when it is compiled than when it is not.
-os.environ.setdefault("TRANSFORMERS_SDPA_FORCE_GQA", "1")
 
 try:
     import transformers
