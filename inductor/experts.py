@@ -10,6 +10,7 @@ Python loop over the experts breaks a graph in pieces::
     model.set_experts_implementation("deepinfer")  # or of a model that is there
 """
 
+import importlib
 import sys
 from typing import Any
 
@@ -29,14 +30,18 @@ _ACTIVATIONS = {
 }
 
 
+_moe: Any = None  # the module of transformers, imported ahead: Dynamo does not trace through its lazy packages
+
+
 def register() -> None:
     """Makes the name known to transformers, if the program has imported it."""
+    global _moe
     if "transformers" in sys.modules:
         try:
-            from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+            _moe = importlib.import_module("transformers.integrations.moe")
         except ImportError:  # before version 5
             return
-        ALL_EXPERTS_FUNCTIONS[NAME] = experts_forward
+        _moe.ALL_EXPERTS_FUNCTIONS[NAME] = experts_forward
 
 
 def experts_forward(
@@ -53,11 +58,9 @@ def experts_forward(
     What ``fused_experts`` has no form of, a gate of the model's own for instance, runs by grouped products; so does
     training.
     """
-    from transformers.integrations.moe import grouped_mm_experts_forward
-
     activation = _activation(module)
     if activation is None or (torch.is_grad_enabled() and module.gate_up_proj.requires_grad):
-        return grouped_mm_experts_forward(module, hidden_states, top_k_index, top_k_weights)
+        return _moe.grouped_mm_experts_forward(module, hidden_states, top_k_index, top_k_weights)
     gate_up, down = module.gate_up_proj, module.down_proj
     if module.is_transposed:
         gate_up, down = gate_up.mT, down.mT
@@ -76,9 +79,7 @@ def experts_forward(
 
 def _activation(experts: Any) -> str | None:
     """The name that ``fused_experts`` has for what stands between the products; None if it has none."""
-    from transformers.integrations import moe
-
-    own_gate = getattr(type(experts), "_apply_gate", None) is not moe._default_apply_gate
+    own_gate = getattr(type(experts), "_apply_gate", None) is not _moe._default_apply_gate
     if own_gate or not experts.has_gate or getattr(experts, "has_post_expert_norm", False):
         return None
     function = experts.act_fn

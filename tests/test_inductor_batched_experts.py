@@ -14,6 +14,7 @@ from test_inductor_moe import (
     close_experts,
     expert_inputs,
     interleaved_gpt_oss,
+    logits_of,
     traced_for_cuda,
 )
 from test_inductor_patterns import DTYPES
@@ -24,7 +25,7 @@ from torch_deepinfer import jit
 def batched_experts(x, gate_up, down, ids, weights, gate_up_bias=None, down_bias=None, **change):
     """What transformers traces. ``change`` alters one step."""
     tokens, k = ids.shape
-    flat_ids = ids.reshape(-1)
+    flat_ids = change.get("limit", lambda ids: ids)(ids.reshape(-1))
     down_ids = change.get("down_ids", flat_ids)
     rows = change.get("repeat", lambda x: x.repeat_interleave(k, dim=0))(x)
 
@@ -60,6 +61,20 @@ def test_spellings(dtype, bias):
 def test_few_tokens_and_choices(tokens, k):
     x, gate_up, down, ids, weights = expert_inputs(torch.float32)
     assert close_experts(batched_experts, x[:tokens], gate_up, down, ids[:tokens, :k], weights[:tokens, :k]) == 1
+
+
+@pytest.mark.parametrize("limit", [EXPERTS - 1, EXPERTS - 2])
+def test_clamped_ids(limit):
+    """As transformers 5.17 guards its index. What a top-k over the experts chose is in range already."""
+    form = functools.partial(batched_experts, limit=lambda ids: ids.clamp(0, limit))
+
+    def routed(x, logits, gate_up, down):
+        weights, ids = logits.softmax(-1).topk(K, -1)
+        return form(x, gate_up, down, ids, weights)
+
+    x, gate_up, down, ids, weights = expert_inputs(torch.float32)
+    assert close_experts(routed, x, logits_of(), gate_up, down) == (limit == EXPERTS - 1)
+    assert close_experts(form, x, gate_up, down, ids, weights) == 0  # nothing is known about these
 
 
 NEAR_MISSES = {

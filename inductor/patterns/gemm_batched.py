@@ -15,6 +15,8 @@ from torch_deepinfer.inductor.matcher import (
     aten,
     commuted,
     is_call,
+    is_last_dim,
+    result_of,
     same,
     shape_of,
     value,
@@ -45,13 +47,31 @@ def match_batched(total: Node) -> Experts | Miss | None:
     if first is None:
         return Miss("gate and up do not come from a product with a matrix for each row")
     repeated, gate_up, first_ids = first
-    ids = flattened(flat_ids)
+    ids = _ids_of(flat_ids, gate_up)
     if ids is None or first_ids is not flat_ids:
         return Miss("the weights are not taken by the [tokens, k] ids of the experts")
     tokens = _repeated_tokens(repeated, shape_of(ids)[1])
     if tokens is None:
         return Miss("the rows are not the tokens, once for each of their experts")
     return Experts(tokens, ids, weights, gate_up, down, inner)
+
+
+def _ids_of(flat: Node, linear: Linear) -> Node | None:
+    """The [tokens, k] ids; a clamp to the number of experts changes nothing about those that a top-k chose."""
+    if not is_call(flat, aten.clamp_max.default):
+        return flattened(flat)
+    bounded = flat.args[0]
+    if not is_call(bounded, aten.clamp_min.default):
+        return None
+    ids = flattened(bounded.args[0])
+    chosen = result_of(ids, aten.topk.default)
+    weight = linear.weight.node if isinstance(linear.weight, Derived) else linear.weight
+    if chosen is None or chosen[1] != 1 or not isinstance(weight, Node):
+        return None
+    experts = shape_of(weight)[0]
+    bounds = (bounded.args[1], flat.args[1])
+    in_range = bounds == (0, experts - 1) and same(shape_of(chosen[0].args[0])[-1], experts)
+    return ids if in_range and is_last_dim(chosen[0].args[0], argument(chosen[0], 2, "dim", -1)) else None
 
 
 def _rows_of(total: Node) -> tuple[Node, Node] | None:
