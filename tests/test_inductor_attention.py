@@ -80,6 +80,8 @@ def test_dynamic_shapes():
         for dim in dims:
             torch._dynamo.mark_dynamic(tensor, dim)
     assert check(attention, q, k, v, visible) == 1
+    sliced = lambda x, count: repeat(x[:, :, :], count)  # noqa: E731
+    assert check(lambda q, k, v, m: attention(q, k, v, m, sliced), q, k, v, visible) == 1
 
 
 def test_cache_that_is_written_and_kept():

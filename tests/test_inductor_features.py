@@ -41,7 +41,11 @@ def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance * expected.abs().max().item())
 
 
+OLDER = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
+
+
 @torch.no_grad()
+@pytest.mark.skipif(OLDER, reason="seen to fail with torch 2.11, seen to work with torch 2.13")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)])
 def test_package_in_a_fresh_process(tmp_path, dtype):
     model = Logits(tiny_model("qwen3_moe", dtype))
@@ -70,6 +74,7 @@ def test_generate_with_a_static_cache(batch):
     assert report().graphs >= 1 and report().patterns["fused_experts"].swapped == 2 * report().graphs
 
 
+@pytest.mark.slow
 def test_prompts_of_many_lengths_compile_a_bounded_number_of_times():
     model = Logits(tiny_model("qwen3_moe", torch.float32))
     compiled = torch.compile(model, backend="deepinfer", fullgraph=True)

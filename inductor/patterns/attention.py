@@ -22,6 +22,7 @@ from torch_deepinfer.inductor.matcher import (
     is_tensor,
     item,
     same,
+    same_shape,
     shape_of,
     value,
 )
@@ -71,14 +72,21 @@ def _unrepeated(node: Any) -> Node | None:
     repeated = node.args[0]
     if is_call(repeated, aten.clone.default):
         repeated = repeated.args[0]
-    if not is_call(repeated, aten.expand.default) or not is_call(repeated.args[0], aten.unsqueeze.default):
+    if not is_call(repeated, aten.expand.default):
         return None
-    single = repeated.args[0]
-    if single.args[1] != 2 or value(single).dim() != 5:
+    single = _whole(repeated.args[0])
+    if not is_call(single, aten.unsqueeze.default) or single.args[1] != 2 or value(single).dim() != 5:
         return None
     source, shape = single.args[0], shape_of(repeated)
     merged = (shape[0], shape[1] * shape[2], *shape[3:])
     return source if all(map(same, shape_of(node), merged)) and same(shape[1], shape_of(source)[1]) else None
+
+
+def _whole(node: Any) -> Any:
+    """``node`` before slices that leave everything in: of a dynamic dimension they stay in the graph."""
+    while is_call(node, aten.slice.Tensor) and same_shape(node, node.args[0]) and argument(node, 4, "step", 1) == 1:
+        node = node.args[0]
+    return node
 
 
 def _is_of_all_heads(mask: Any) -> bool:
