@@ -149,6 +149,15 @@ def is_tied(module: GraphModule, inputs: tuple[torch.Tensor, ...]) -> bool:
     return check.tied
 
 
+def reads_past_its_end(graph: Graph) -> bool:
+    """Whether attention has fewer keys than values, or other heads than queries: torch's kernel does not look."""
+    for node in graph.find_nodes(op="call_function", target=aten._scaled_dot_product_flash_attention_for_cpu.default):
+        query, key, values = (argument.meta["val"].shape for argument in node.args[:3])
+        if key != values or query[:2] != key[:2] or query[3] != key[3]:
+            return True
+    return False
+
+
 def q_and_k(rotate):
     cos, sin = angles(5, 16, torch.float32)
     return heads_first(rotate), torch.randn(2, 5, 4, 16), torch.randn(2, 5, 2, 16), cos, sin
@@ -216,6 +225,8 @@ def test_mutants_keep_their_values(name, mutants=80):
         try:
             graph.lint()
             FakeTensorProp(module, FakeTensorMode()).propagate(*inputs)
+            if reads_past_its_end(graph):
+                continue
             expected = Interpreter(module).run(*inputs)
             if not change or is_tied(module, inputs):
                 continue
