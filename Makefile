@@ -50,7 +50,7 @@ test: install
 	$(BIN)/mypy
 	@echo "==> tests"
 	$(BIN)/python -m pytest $(ARGS)
-	$(if $(ARGS),,$(MAKE) test-npu NPU_SAMPLE=5)
+	$(if $(ARGS),,$(MAKE) test-npu NPU_SAMPLE=10)
 
 $(NPU_VENV)/torch.done:
 	@echo "==> creating $(NPU_VENV) and installing $(NPU_TORCH)"

@@ -27,12 +27,10 @@ void protect(int protection) {
   for (const auto& [address, bytes] : blocks) mprotect(address, whole_pages(bytes), protection);
 }
 
+// Asked each time: a forked test sets it for itself.
 bool delayed() {
-  static const bool set = [] {
-    const char* mode = std::getenv("DEEPINFER_STANDIN");
-    return mode && std::string(mode) == "delayed";
-  }();
-  return set;
+  const char* mode = std::getenv("DEEPINFER_STANDIN");
+  return mode && std::string(mode) == "delayed";
 }
 
 }  // namespace
