@@ -1,7 +1,8 @@
-"""Shared by all tests: the devices that an op test runs on."""
+"""Shared by all tests: the devices that an op test runs on, and how it runs."""
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     dropped = set(on_npu) - kept
     items[:] = [item for item in items if item not in dropped]
     items.sort(key=lambda item: FORKING.index(item.path.name) if item.path.name in FORKING else len(FORKING))
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """For thousands of tiny products: handing them to other threads takes longer than they do."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(autouse=True)

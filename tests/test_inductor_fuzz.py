@@ -27,7 +27,7 @@ from test_inductor_moe import (
 )
 from test_inductor_patterns import NORMS, ROTATIONS, angles
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("one_thread")]
 
 HEADS, HEAD_SIZE = 2, HIDDEN // 2
 ROUTERS = [renormalized, cast_back, topk_softmax, sigmoid_bias, limited]
@@ -115,15 +115,6 @@ def program(seed: int) -> tuple[Callable[..., Any], dict[str, Any], torch.dtype]
         return [value for value, keep in zip(values[2:], kept, strict=True) if keep]
 
     return run, given, dtype
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Tiny products: handing them to other threads takes longer than they do."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @torch.no_grad()

@@ -40,6 +40,8 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch_deepinfer.inductor.rewrite import rewrite
 from torch_deepinfer.inductor.settings import parse
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 aten = torch.ops.aten
 SETTINGS, _ = parse({"deepinfer.patterns": "all"})
 
@@ -202,15 +204,6 @@ SUBJECTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "attention": lambda: (attention, *attention_inputs()),
     "batched experts": lambda: (batched_experts, *expert_inputs(torch.float32, bias=True)),
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Thousands of tiny products: handing them to other threads takes longer than they do."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("name", SUBJECTS)
