@@ -13,7 +13,8 @@ VENV ?= .venv
 NPU_TORCH ?= torch==2.13.0+cpu torch_npu==2.13.0
 NPU_VENV ?= .venv-npu
 NPU_SAMPLE ?= 1
-NPU_TESTS := tests/npu tests/test_norm.py tests/test_activation.py tests/test_moe_dispatch.py tests/test_rope.py
+NPU_TESTS := tests/npu $(addprefix tests/test_, $(addsuffix .py, norm activation moe_dispatch moe_router rope \
+	rope_qk_norm))
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 

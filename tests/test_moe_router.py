@@ -127,7 +127,7 @@ def test_gpt_oss_scores_the_chosen_logits(device):
     weights, ids = ops.moe_router(logits, 4, score_after_topk=True, weights_dtype=torch.bfloat16)
     values, expected_ids = logits.float().topk(4)
     assert_bit_equal(ids, expected_ids)
-    close(weights, values.softmax(-1).bfloat16())
+    close(weights.cpu(), values.cpu().softmax(-1).bfloat16())
 
 
 def test_bias_selects_but_does_not_weigh(device):
@@ -154,6 +154,10 @@ def test_sqrt_softplus_over_its_whole_range(device):
 def test_every_expert_count_and_full_sort(device, experts):
     logits = torch.randint(-50, 50, (3, experts)).float()  # full of ties
     logits[1] = spread_out(1, experts)
+    if device == "npu" and experts > 2048:
+        with pytest.raises(ValueError, match=f"moe_router: at most 2048 experts on an NPU, got {experts}"):
+            ops.moe_router(logits.to(device), 1)
+        return
     for topk in {1, min(8, experts), min(32, experts), experts}:
         _, ids = ops.moe_router(logits.to(device), topk, score_after_topk=True)
         expected = logits.sort(dim=-1, descending=True, stable=True).indices[:, :topk]

@@ -5,6 +5,7 @@
 #include "../cpu/moe_router.h"
 #include "../cpu/parallel.h"
 #include "../cuda/moe_router.h"
+#include "../npu/moe_router.h"
 #include "check.h"
 #include "rows.h"
 
@@ -78,7 +79,13 @@ std::tuple<Tensor, Tensor> moe_router(const Tensor& logits, int64_t topk, const 
   Tensor ids = new_tensor(logits, {tokens, topk}, to_ids);
   Tensor dense = with_dense_rows(logits);
   std::optional<Tensor> dense_bias;
-  if (bias) args.bias = dense_bias.emplace(with_dense_rows(*bias)).const_data_ptr();
+  if (bias && is_npu(*bias)) {  // whose kernel takes one dtype, that of all models
+    dense_bias = torch::stable::to(*bias, ScalarType::Float);
+    args.bias_dtype = DType::f32;
+  } else if (bias) {
+    dense_bias = *bias;
+  }
+  if (bias) args.bias = dense_bias.emplace(with_dense_rows(*dense_bias)).const_data_ptr();
   args.logits = dense.const_data_ptr();
   args.row_stride = dense.stride(0);
   args.weights = weights.mutable_data_ptr();
@@ -93,6 +100,10 @@ std::tuple<Tensor, Tensor> moe_router(const Tensor& logits, int64_t topk, const 
   args.tokens = tokens;
   if (logits.is_cuda()) {
     cuda::moe_router(args, logits.get_device_index());
+  } else if (is_npu(logits)) {
+    DI_CHECK(args.num_experts <= npu::most_router_experts(), op, ": at most ", npu::most_router_experts(),
+             " experts on an NPU, got ", args.num_experts);
+    npu::moe_router(args, logits.get_device_index());
   } else {
     cpu::parallel(cpu::moe_router, args, tokens, args.num_experts * 4);
   }
@@ -115,5 +126,6 @@ static void implement(auto& m) {
 
 STABLE_TORCH_LIBRARY_IMPL(deepinfer, CPU, m) { implement(m); }
 STABLE_TORCH_LIBRARY_IMPL(deepinfer, CUDA, m) { implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(deepinfer, PrivateUse1, m) { implement(m); }
 
 }  // namespace deepinfer

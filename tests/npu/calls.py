@@ -95,6 +95,24 @@ def unpermute() -> None:
     compare(ops.moe_unpermute, torch.randn(5, 20000), torch.tensor([[0, 4], [3, -1]]).int())
 
 
+def router() -> None:
+    options = {"bias": torch.randn(256), "score": "sigmoid", "num_groups": 8, "topk_groups": 4, "renormalize": True}
+    compare(ops.moe_router, torch.randn(300, 256), 8, **options, renorm_eps=1e-20, rtol=1e-5)
+
+
+def router_tiles() -> None:
+    compare(ops.moe_router, torch.randn(2000, 40), 3, rtol=1e-5)
+
+
+def router_any_row() -> None:
+    """Rows with NaN and infinities, groups that do not start at 32 bytes."""
+    logits = bf16(40, 60)
+    logits[3, 5], logits[7, 9], logits[8] = torch.nan, torch.inf, -torch.inf
+    options = {"score": "sqrt_softplus", "num_groups": 10, "topk_groups": 3, "group_score": "max"}
+    compare(ops.moe_router, logits, 6, **options, rtol=1e-5)
+    compare(ops.moe_router, logits, 6, score_after_topk=True, ids_dtype=torch.int32, rtol=1e-5)
+
+
 def gelu_long() -> None:
     compare(ops.gelu_and_mul, 3 * torch.randn(3, 30001), torch.randn(3, 30001), rtol=1e-5)
 

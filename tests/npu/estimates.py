@@ -1,6 +1,6 @@
 """Estimates of the NPU kernels from what they do on the model of a core. No measurements: no Ascend chip was at hand.
 
-    python tests/npu/standin.py tests/npu/estimates.py
+    python tests/npu/standin.py tests/npu/estimates.py [the beginnings of names]
 
 The model counts, on the busiest core, vector instructions, the units of 256 bytes that they process, copies, and
 accesses of the scalar unit. Public figures of the chips and guesses for what is not public make times of them.
@@ -50,6 +50,13 @@ CALLS = {
         4 * 32 * 128,
         "ops.rotary_embedding(bf16(n, 32, 128), None, bf16(n, 1, 64), bf16(n, 1, 64))",
     ),
+    "moe_router, softmax, top 8 of 128": (4096, 2 * 128 + 96, "ops.moe_router(bf16(n, 128), 8)"),
+    "moe_router, DeepSeek-V3": (
+        4096,
+        4 * 256 + 96,
+        "ops.moe_router(torch.randn(n, 256).npu(), 8, bias=torch.randn(256).npu(), score='sigmoid', num_groups=8,"
+        " topk_groups=4, renormalize=True)",
+    ),
     "moe_expert_map, top 8 of 256": (4096, 96, "ops.moe_expert_map(ids(n), 256)"),
     "moe_permute, top 8, 7168": (4096, 4 * 8 * 7168, "ops.moe_permute(bf16(n, 7168), arange(8 * n), 8)"),
     "moe_unpermute, top 8, 7168": (
@@ -86,6 +93,8 @@ def main() -> None:
     print("| call, 4096 tokens | chip | memory | vector | copies | scalar | bound |")
     print("|---|---|---|---|---|---|---|")
     for name, (tokens, token_bytes, call) in CALLS.items():
+        if not name.startswith(tuple(sys.argv[1:] or [""])):
+            continue
         for label, chip in CHIPS.items():
             # As many tokens a core as the real chip would have, as far as the model is quick enough.
             here = max(8, tokens * CORES_OF_THE_STANDIN // chip.cores // 8)

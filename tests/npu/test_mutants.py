@@ -188,6 +188,35 @@ MUTANTS = {
         "      Mul(partner_, partner_, sin_, dim);\n", "Add: a read of byte .* on pipe V is not ordered",
         calls.rope_floats,
     ),
+    "router: a key taken out before the reductions have read it": Mutant(
+        "moe_router_kernel.h", "        PipeBarrier<PIPE_V>();\n      }\n      hand_over<HardEvent::V_S>(pipe_);\n"
+        "      for (int32_t i = 0; i < tokens; ++i) {\n        if (!is_finite(i)) continue;\n        const int32_t expert",
+        "        PipeBarrier<PIPE_V>();\n      }\n"
+        "      for (int32_t i = 0; i < tokens; ++i) {\n        if (!is_finite(i)) continue;\n        const int32_t expert",
+        "GetValue: a read of byte .* on pipe S is not ordered after a write on pipe V", calls.router,
+    ),
+    "router: the next reduction before the key is out": Mutant(
+        "moe_router_kernel.h", "        pick(i, choice, expert);\n      }\n      hand_over<HardEvent::S_V>(pipe_);\n",
+        "        pick(i, choice, expert);\n      }\n",
+        "ReduceMax: a (read|write) of byte .* on pipe V is not ordered after a (read|write) on pipe S", calls.router,
+    ),
+    "router: ids of the next tile over the last ones": Mutant(
+        "moe_router_kernel.h", "    hand_over<HardEvent::MTE3_S>(pipe_);  // the ids of the last tile are out\n", "",
+        "SetValue: a write of byte .* on pipe S is not ordered after a read on pipe MTE3", calls.router_tiles,
+    ),
+    "router: reductions without room for their indices": Mutant(
+        "moe_router_kernel.h", "uint32_t(tiling.work) * sizeof(float)", "4 * sizeof(float)",
+        r"Reduce(Max|Sum): \d+ bytes of a tensor that has", calls.router,
+    ),
+    "router: a NaN ranked by reductions": Mutant(
+        "moe_router_kernel.h", "return bad_.GetValue(uint32_t(token * kStep)) == 0.0f;", "return true;",
+        "past the tensor|bytes of a tensor that has", calls.router_any_row,
+    ),
+    "router: groups that start anywhere": Mutant(
+        "moe_router_kernel.h", "const bool whole = group_ % kStep == 0 && is_finite(token);",
+        "const bool whole = is_finite(token);", "is not a multiple of 32|past the tensor|bytes of a tensor that has",
+        calls.router_any_row,
+    ),
     "rows: event id 9": Mutant(
         "rows.h", "SetFlag<event>(id);\n  WaitFlag<event>(id);", "SetFlag<event>(9);\n  WaitFlag<event>(9);",
         "SetFlag: event ids are 0 to 7, got 9", calls.norm,

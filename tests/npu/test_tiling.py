@@ -75,3 +75,28 @@ def test_tiles_fill_the_buffer(native):
     for arch, least in ((2201, 2), (3510, 3)):
         native.norm_tiling(1, 1, 1, 0, 0, long(4096), long(4096), long(4096), arch, 40, result)
         assert result[0] >= least and result[3] == 2 and result[4] == 40
+
+
+@hypothesis.settings(deadline=None, max_examples=300)
+@hypothesis.given(
+    dtype=dtypes, weights=dtypes, wide=st.booleans(), score=st.integers(0, 2), bias=st.booleans(),
+    tokens=st.integers(1, 2**40), groups=st.integers(1, 2048), group=st.integers(1, 2048), data=st.data(), chip=chips,
+)  # fmt: skip
+def test_router(native, dtype, weights, wide, score, bias, tokens, groups, group, data, chip):
+    arch, cores = chip
+    experts = groups * group
+    hypothesis.assume(experts <= native.most_router_experts())
+    topk = data.draw(st.integers(1, group))
+    result = (ctypes.c_int64 * 6)()
+    shape = map(ctypes.c_int64, (tokens, groups, group, topk))
+    native.router_tiling(dtype, weights, wide, score, bias, *shape, arch, cores, result)
+    tile, pitch, choices, buffers, work, blocks = result
+    item, weight = (4 if t == 0 else 2 for t in (dtype, weights))
+
+    # What moe_router_kernel.h asks of the unified buffer.
+    sizes = [tile * pitch * item] * buffers + [tile * choices * size for size in (weight, 8 if wide else 4, 4)]
+    sizes += [tile * pitch * 4 * (4 if score == 2 else 3), 2 * tile * 32, work * 4]
+    sizes += [groups * 32 if group % 8 == 0 else 32, -(-groups // 8) * 32] + bias * [pitch * 4]
+    assert sum(map(blocks32, sizes)) <= BUFFER[arch]
+    assert 1 <= tile <= 32 and 1 <= blocks <= min(cores, -(-tokens // tile))
+    assert experts <= pitch < experts + 16 and topk <= choices < topk + 16 and work >= 64

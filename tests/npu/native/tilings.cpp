@@ -1,4 +1,5 @@
 // The tilings of the NPU kernels as plain functions, for ctypes.
+#include "npu/moe_router_plan.h"
 #include "npu/norm_plan.h"
 
 using namespace deepinfer;
@@ -25,3 +26,26 @@ extern "C" void norm_tiling(int dtype, int weight, int out, int form, int add, i
                             tiling.x_bytes, tiling.out_bytes};
   for (int i = 0; i < 7; ++i) result[i] = values[i];
 }
+
+// result: tokens, pitch, choices, buffers, work, blocks
+extern "C" void router_tiling(int dtype, int weights, int wide, int score, int bias, int64_t tokens, int64_t groups,
+                              int64_t group, int64_t topk, int arch, int cores, int64_t* result) {
+  MoeRouterArgs args{};
+  args.dtype = DType(dtype);
+  args.weights_dtype = DType(weights);
+  args.wide_ids = wide;
+  args.score = Score(score);
+  args.bias = bias ? &args : nullptr;
+  args.tokens = tokens;
+  args.num_experts = args.row_stride = groups * group;
+  args.num_groups = groups;
+  args.topk_groups = 1;
+  args.topk = topk;
+  const Chip chip{cores, buffer_bytes(arch)};
+  const MoeRouterTiling tiling = tile_moe_router(args, chip);
+  const int64_t values[] = {tiling.tokens, tiling.pitch, tiling.choices, tiling.buffers, tiling.work,
+                            blocks_of(tiling, chip)};
+  for (int i = 0; i < 6; ++i) result[i] = values[i];
+}
+
+extern "C" int64_t most_router_experts() { return kMostRouterExperts; }

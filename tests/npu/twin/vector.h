@@ -216,21 +216,9 @@ void Cast(const LocalTensor<To>& to, const LocalTensor<From>& from, const RoundM
 namespace detail {
 
 // Repeats of 256 bytes, each folded as a binary tree of neighbours; their results one after the other.
-template <typename T, typename F>
-void reduce(const char* name, const LocalTensor<T>& to, const LocalTensor<T>& from, const LocalTensor<T>& work,
-            int32_t count, F f) {
-  static_assert(is_floating<T>);
+template <typename T>
+float reduce(const LocalTensor<T>& from, int32_t count, float (*f)(float, float)) {
   constexpr int kRepeat = 256 / sizeof(T);
-  const uint32_t tick = twin::core().issue(twin::kV, name);
-  check_count(count);
-  read(tick, from, count);
-  // Some chips keep the results of the repeats in the working space.
-  const int64_t repeats = std::max<int64_t>(1, count / kRepeat), line = 32 / sizeof(T);
-  const int64_t kept = (repeats + line - 1) / line * line;
-  check_overlap(work, size_t(kept) * sizeof(T), from, size_t(count) * sizeof(T));
-  write(tick, work, kept);
-  twin::core().mark_undefined(work.space(), work.offset(), size_t(kept) * sizeof(T));
-  count_repeats(int64_t(count) * int64_t(sizeof(T)));
   const T* in = from.raw();
   float total = 0;
   for (int32_t begin = 0; begin < count; begin += kRepeat) {
@@ -244,19 +232,65 @@ void reduce(const char* name, const LocalTensor<T>& to, const LocalTensor<T>& fr
     }
     total = begin == 0 ? values[0] : f(total, values[0]);
   }
-  write(tick, to, 1, sizeof(T));
-  to.raw()[0] = twin::from_float<T>(total);
+  return total;
+}
+
+// The instruction and its working space, `kept` elements in which some chips keep the results of the repeats.
+template <typename T>
+uint32_t begin_reduction(const char* name, const LocalTensor<T>& from, const LocalTensor<T>& work, int32_t count,
+                         int64_t kept) {
+  static_assert(is_floating<T>);
+  const uint32_t tick = twin::core().issue(twin::kV, name);
+  check_count(count);
+  read(tick, from, count);
+  check_overlap(work, size_t(kept) * sizeof(T), from, size_t(count) * sizeof(T));
+  write(tick, work, kept);
+  twin::core().mark_undefined(work.space(), work.offset(), size_t(kept) * sizeof(T));
+  count_repeats(int64_t(count) * int64_t(sizeof(T)));
+  return tick;
+}
+
+inline int64_t up_to_blocks(int64_t elements, int64_t item) { return (elements * item + 31) / 32 * 32 / item; }
+
+// Pairs of value and index, level by level; without an index the levels share one space.
+template <typename T>
+int64_t space_of_pairs(int64_t count, bool indexed) {
+  constexpr int64_t kRepeat = 256 / sizeof(T);
+  int64_t total = 0;
+  do {
+    count = 2 * ((count + kRepeat - 1) / kRepeat);
+    total += up_to_blocks(count, sizeof(T));
+  } while (indexed && count > 2);
+  return total;
 }
 
 }  // namespace detail
 
 template <typename T>
 void ReduceSum(const LocalTensor<T>& to, const LocalTensor<T>& from, const LocalTensor<T>& work, int32_t count) {
-  detail::reduce("ReduceSum", to, from, work, count, [](float x, float y) { return x + y; });
+  const int64_t repeats = std::max<int64_t>(1, int64_t(count) * int64_t(sizeof(T)) / 256);
+  const uint32_t tick =
+      detail::begin_reduction("ReduceSum", from, work, count, detail::up_to_blocks(repeats, sizeof(T)));
+  const float sum = detail::reduce<T>(from, count, [](float x, float y) { return x + y; });
+  detail::write(tick, to, 1, sizeof(T));
+  to.raw()[0] = twin::from_float<T>(sum);
 }
+
+// With the index, as the bits of an integer, of the first of equal maxima. What comes of NaN is not documented: any
+// value, and here no place.
 template <typename T>
-void ReduceMax(const LocalTensor<T>& to, const LocalTensor<T>& from, const LocalTensor<T>& work, int32_t count) {
-  detail::reduce("ReduceMax", to, from, work, count, [](float x, float y) { return x < y ? y : x; });
+void ReduceMax(const LocalTensor<T>& to, const LocalTensor<T>& from, const LocalTensor<T>& work, int32_t count,
+               bool indexed = false) {
+  const uint32_t tick =
+      detail::begin_reduction("ReduceMax", from, work, count, detail::space_of_pairs<T>(count, indexed));
+  const float most = detail::reduce<T>(from, count, [](float x, float y) { return x < y ? y : x; });
+  std::conditional_t<sizeof(T) == 4, uint32_t, uint16_t> place = 0;
+  while (int32_t(place) < count && twin::to_float(from.raw()[place]) != most) ++place;
+  for (int32_t i = 0; i < count; ++i)
+    if (std::isnan(twin::to_float(from.raw()[i]))) place = decltype(place)(-1) / 2;
+  detail::write(tick, to, indexed ? 2 : 1, indexed ? 2 * sizeof(T) : sizeof(T));
+  to.raw()[0] = twin::from_float<T>(most);
+  if (indexed) std::memcpy(to.raw() + 1, &place, sizeof(place));
 }
 
 }  // namespace AscendC
