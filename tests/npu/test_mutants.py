@@ -190,9 +190,9 @@ MUTANTS = {
     ),
     "router: a key taken out before the reductions have read it": Mutant(
         "moe_router_kernel.h", "        PipeBarrier<PIPE_V>();\n      }\n      hand_over<HardEvent::V_S>(pipe_);\n"
-        "      for (int32_t i = 0; i < tokens; ++i) {\n        if (!is_finite(i)) continue;\n        const int32_t expert",
+        "      for (int32_t i = 0; i < tokens; ++i) {\n        if (!is_finite(i)) continue;\n        const int32_t",
         "        PipeBarrier<PIPE_V>();\n      }\n"
-        "      for (int32_t i = 0; i < tokens; ++i) {\n        if (!is_finite(i)) continue;\n        const int32_t expert",
+        "      for (int32_t i = 0; i < tokens; ++i) {\n        if (!is_finite(i)) continue;\n        const int32_t",
         "GetValue: a read of byte .* on pipe S is not ordered after a write on pipe V", calls.router,
     ),
     "router: the next reduction before the key is out": Mutant(
