@@ -13,6 +13,7 @@ import torch_deepinfer  # noqa: F401
 # The families that have NPU kernels, by their test files.
 NPU_FAMILIES = {
     "test_norm", "test_activation", "test_moe_dispatch", "test_moe_router", "test_rope", "test_rope_qk_norm",
+    "test_gemm",
 }  # fmt: skip
 
 # In this order, before any other file starts a device: kernels that are loaded already would not be compiled again.

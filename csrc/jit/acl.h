@@ -14,13 +14,14 @@ using Function = void*;
 using Stream = void*;
 
 enum DeviceAttribute : int {
+  kCubeCores = 102,
   kVectorCores = 201,
 };
 
 // aclrtBinaryLoadOption
 struct LoadOption {
   static constexpr int kMagic = 2;
-  static constexpr uint32_t kVectorCore = 0x41415246;
+  static constexpr uint32_t kVectorCore = 0x41415246, kCubeCore = 0x41494343;
   int type;
   union {
     uint32_t magic;

@@ -11,7 +11,8 @@ std::string AscendSource::text() const {
   std::string out = "// Generated. manifest.txt beside this file tells how to compile it by hand.\n";
   out += "#include \"" + header + "\"\n\nnamespace deepinfer::npu {\nstruct Config {\n";
   for (const Fact& fact : facts) out += "  static constexpr auto " + fact.name + " = " + fact.value + ";\n";
-  out += "};\n}  // namespace deepinfer::npu\n\nextern \"C\" __global__ __vector__ void " + name + "(" + parameters +
+  const std::string kind = cube ? "__cube__" : "__vector__";
+  out += "};\n}  // namespace deepinfer::npu\n\nextern \"C\" __global__ " + kind + " void " + name + "(" + parameters +
          "deepinfer::npu::" + tiling + " tiling) {\n  deepinfer::npu::" + name + "<deepinfer::npu::Config>(" +
          arguments + "tiling);\n}\n";
   return out;

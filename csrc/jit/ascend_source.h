@@ -27,6 +27,7 @@ struct AscendSource {
   std::string tiling;                // the type of the last argument, passed by value: "RmsNormTiling"
   std::vector<std::string> buffers;  // the arguments before it, addresses of device memory
   std::vector<Fact> facts;
+  bool cube = false;                 // for cube cores, not for vector cores
 
   std::string text() const;
 };

@@ -31,7 +31,9 @@ NpuFacts read_facts(int device) {
   if (facts.arch == 0)
     throw std::runtime_error("torch_deepinfer has kernels for Ascend 910B, 910_93 and 950, not for " + soc);
   facts.cores = attribute(acl::kVectorCores);
-  if (facts.cores < 1) throw std::runtime_error("NPU " + std::to_string(device) + " has no vector cores");
+  facts.cube_cores = attribute(acl::kCubeCores);
+  if (facts.cores < 1 || facts.cube_cores < 1)
+    throw std::runtime_error("NPU " + std::to_string(device) + " has no vector or no cube cores");
   return facts;
 }
 
@@ -100,7 +102,7 @@ void AscendTable::launch(int device, const void* config, size_t config_bytes, ui
 acl::Function AscendTable::load(int device, const void* config) {
   const AscendSource source = source_of(config);
   const Built built = build(source.name, source.text(), "dav-" + std::to_string(npu_facts(device).arch));
-  acl::LoadOption option{acl::LoadOption::kMagic, {acl::LoadOption::kVectorCore}};
+  acl::LoadOption option{acl::LoadOption::kMagic, {source.cube ? acl::LoadOption::kCubeCore : acl::LoadOption::kVectorCore}};
   const acl::LoadOptions options{&option, 1};
   acl::Binary binary;  // kept for the life of the process
   acl::check(acl::runtime().binary_load(built.binary->bytes.data(), built.binary->bytes.size(), &options, &binary),

@@ -21,8 +21,9 @@ namespace deepinfer::jit {
 
 // What a tiling may depend on.
 struct NpuFacts {
-  int arch = 0;   // 2201 or 3510
-  int cores = 0;  // vector cores
+  int arch = 0;        // 2201 or 3510
+  int cores = 0;       // vector cores
+  int cube_cores = 0;  // of matrices
 };
 
 // Facts of an NPU, read once. Throws std::runtime_error: no CANN, or a chip that there are no kernels for.

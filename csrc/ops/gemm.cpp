@@ -136,6 +136,7 @@ static void implement(auto& m) {
 
 STABLE_TORCH_LIBRARY_IMPL(deepinfer, CPU, m) { implement(m); }
 STABLE_TORCH_LIBRARY_IMPL(deepinfer, CUDA, m) { implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(deepinfer, PrivateUse1, m) { implement(m); }
 STABLE_TORCH_LIBRARY_IMPL(deepinfer, CompositeExplicitAutograd, m) {
   m.impl("_gemm_tiling", TORCH_BOX(&tiling));
   m.impl("_gemm_force_tiling", TORCH_BOX(&force_tiling));

@@ -5,6 +5,7 @@
 
 #include "../cpu/parallel.h"
 #include "../cuda/gemm.h"
+#include "../npu/gemm.h"
 #include "overlap.h"
 #include "rows.h"
 
@@ -148,7 +149,17 @@ static Tensor for_copy_engine(const Tensor& t, bool dense_depth) {
   return torch::stable::copy_(copy, t);
 }
 
+// On an NPU a matrix has dense rows or, with elements of 2 bytes, dense columns, none of which share memory.
+static Tensor for_cube_cores(const Tensor& t) {
+  const auto fits = [&](int64_t dense, int64_t other) {
+    return (t.size(dense) == 1 || t.stride(dense) == 1) && (t.size(other) == 1 || t.stride(other) >= t.size(dense));
+  };
+  const bool kept = fits(1, 0) || (t.element_size() == 2 && t.size(0) > 1 && t.size(1) > 1 && fits(0, 1));
+  return kept ? t : torch::stable::contiguous(t);
+}
+
 Tensor as_operand(const Tensor& t) {
+  if (is_npu(t)) return for_cube_cores(t);
   const bool copied = t.is_cuda() && t.scalar_type() != ScalarType::Float;
   return copied && cuda::uses_copy_engine(t.get_device_index()) ? for_copy_engine(t, false) : t;
 }
@@ -160,7 +171,7 @@ static bool has_one_stride(const Tensor& t) {
 static Tensor with_one_stride(const Tensor& t) { return has_one_stride(t) ? t : torch::stable::contiguous(t); }
 
 Tensor as_tokens(const Tensor& t) {
-  return t.is_cuda() ? as_operand(with_one_stride(t)) : with_one_stride(with_dense_rows(t));
+  return t.is_cuda() || is_npu(t) ? as_operand(with_one_stride(t)) : with_one_stride(with_dense_rows(t));
 }
 
 Tensor as_e4m3_operand(const Tensor& t) {
@@ -215,6 +226,13 @@ void set_weight(MatmulArgs& args, const Tensor& weight) {
 }
 
 void matmul(const MatmulArgs& args, const Tensor& like) {
+  if (is_npu(like)) {
+    const int device = like.get_device_index();
+    const int64_t floats = npu::matmul_scratch(args);
+    if (floats == 0) return npu::matmul(args, nullptr, device);
+    Tensor scratch = new_tensor(like, {floats}, ScalarType::Float);
+    return npu::matmul(args, static_cast<float*>(scratch.mutable_data_ptr()), device);
+  }
   if (like.is_cuda()) {
     const int device = like.get_device_index();
     const int64_t bytes = cuda::matmul_scratch_bytes(args, device);

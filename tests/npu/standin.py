@@ -17,13 +17,13 @@ from pathlib import Path
 HERE = Path(__file__).parent.resolve()
 HOME = HERE.parents[1] / "build" / "npu"
 NAMES = ["hccl", "acl_op_compiler", "ge_runner", "graph", "acl_tdt_channel", "opapi"]
-FLAGS = ["-std=c++20", "-O2", "-Wall", "-Wextra", "-Wno-unused-parameter", "-ffp-contract=off", "-fPIC"]
+FLAGS = ["-std=c++20", "-O3", "-Wall", "-Wextra", "-Wno-unused-parameter", "-ffp-contract=off", "-fPIC"]
 KERNEL_FLAGS = ["-std=c++20", "-O1", "-Wall", "-Wno-unused-variable", "-ffp-contract=off", "-fPIC"]
 
 
 def build(home: Path = HOME) -> Path:
     """The toolkit's folder, made anew where a source is newer."""
-    sources = [*sorted(HERE.glob("runtime/*.cpp")), HERE / "twin/machine.cpp"]
+    sources = [*sorted(HERE.glob("runtime/*.cpp")), *sorted(HERE.glob("twin/*.cpp"))]
     headers = [*HERE.glob("runtime/*.h"), *HERE.glob("twin/*.h")]
     library = home / "lib" / "libascendcl.so"
     tools = list(HERE.glob("toolkit/bin/*"))

@@ -164,35 +164,59 @@ ACL int aclrtCtxGetSysParamOpt(int option, int64_t* value) { return aclrtGetSysP
 
 namespace {
 
+constexpr uint32_t kVectorCore = 0x41415246, kCubeCore = 0x41494343;  // ACL_RT_BINARY_MAGIC_ELF_...
+
+struct LoadOptions {  // aclrtBinaryLoadOptions
+  struct {
+    int type;
+    uint32_t magic, rest[3];
+  }* options;
+  size_t count;
+};
+
+struct Binary {
+  void* library;
+  uint32_t magic;
+};
+
 struct Kernel {
   void (*run)(const void* packed);
   size_t bytes;  // of its arguments
   int arch;
+  twin::Kind kind;
   std::string name;
 };
 
 }  // namespace
 
-ACL int aclrtBinaryLoadFromData(const void* data, size_t bytes, const void*, void** binary) {
+ACL int aclrtBinaryLoadFromData(const void* data, size_t bytes, const void* options, void** binary) {
+  const auto* given = static_cast<const LoadOptions*>(options);
+  if (!given || given->count != 1 || given->options->type != 2) return report(kInvalid, "no magic number is given");
   char path[] = "/tmp/standin_kernel_XXXXXX";
   const int file = mkstemp(path);
   if (file < 0) return report(kInvalid, "no temporary file");
   const bool written = write(file, data, bytes) == ssize_t(bytes);
   close(file);
-  *binary = written ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : nullptr;
+  void* library = written ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : nullptr;
   unlink(path);
-  if (!*binary) return report(kInvalid, std::string("the object cannot be loaded: ") + (written ? dlerror() : path));
+  if (!library) return report(kInvalid, std::string("the object cannot be loaded: ") + (written ? dlerror() : path));
+  *binary = new Binary{library, given->options->magic};  // as long as the process
   return kOk;
 }
-ACL int aclrtBinaryUnLoad(void* binary) { return dlclose(binary), kOk; }
+ACL int aclrtBinaryUnLoad(void* binary) { return dlclose(static_cast<Binary*>(binary)->library), kOk; }
 
 ACL int aclrtBinaryGetFunction(void* binary, const char* name, void** function) {
-  const auto find = [&](const std::string& suffix) { return dlsym(binary, (name + suffix).c_str()); };
+  const Binary& from = *static_cast<Binary*>(binary);
+  const auto find = [&](const std::string& suffix) { return dlsym(from.library, (name + suffix).c_str()); };
   const auto run = reinterpret_cast<void (*)(const void*)>(find("__twin"));
   const auto* bytes = static_cast<const size_t*>(find("__twin_bytes"));
   const auto* arch = static_cast<const int*>(find("__twin_arch"));
-  if (!run || !bytes || !arch) return report(kInvalid, std::string("the object has no kernel ") + name);
-  *function = new Kernel{run, *bytes, *arch, name};  // as long as the process
+  const auto* kind = static_cast<const int*>(find("__twin_kind"));
+  if (!run || !bytes || !arch || !kind) return report(kInvalid, std::string("the object has no kernel ") + name);
+  const twin::Kind core = twin::Kind(*kind);
+  if (from.magic != (core == twin::Kind::cube ? kCubeCore : kVectorCore))
+    return report(kInvalid, std::string(name) + " was loaded for cores of another kind");
+  *function = new Kernel{run, *bytes, *arch, core, name};  // as long as the process
   return kOk;
 }
 
@@ -209,11 +233,12 @@ ACL int aclrtLaunchKernelWithHostArgs(void* function, uint32_t blocks, void* str
     const Open open;
     twin::Work work;
     const std::string fault =
-        twin::launch(kernel.arch, int(blocks), options, allocations(), kernel.run, packed.data(), work);
+        twin::launch(kernel.arch, kernel.kind, int(blocks), options, allocations(), kernel.run, packed.data(), work);
     if (std::getenv("DEEPINFER_STANDIN_COUNT"))
-      std::fprintf(stderr, "[work] %s %u %lld %lld %lld %lld %lld\n", kernel.name.c_str(), blocks, (long long)work.vectors,
-                   (long long)work.vector_repeats, (long long)work.copies, (long long)work.copied_bytes,
-                   (long long)work.scalars);
+      std::fprintf(stderr, "[work] %s %u %lld %lld %lld %lld %lld %lld %lld %lld %lld\n", kernel.name.c_str(), blocks,
+                   (long long)work.vectors, (long long)work.vector_repeats, (long long)work.copies,
+                   (long long)work.copied_bytes, (long long)work.scalars, (long long)work.products,
+                   (long long)work.fractals, (long long)work.loads, (long long)work.loaded_bytes);
     return fault.empty() ? int(kOk) : report(kKernelFailed, kernel.name + ": " + fault);
   });
 }

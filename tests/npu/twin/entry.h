@@ -39,11 +39,13 @@ constexpr size_t packed_bytes(void (*)(Parameters...)) {
 
 }  // namespace twin
 
-// What the runtime looks up of a kernel, and the section by which compilers name it.
-#define TWIN_KERNEL(name)                                                                                              \
+// What the runtime looks up of a kernel, and the section by which compilers name it. `kind`: of the core that it is for.
+#define TWIN_KERNEL(name, kind)                                                                                             \
   extern "C" __attribute__((visibility("default"))) void name##__twin(const void* packed) { twin::call(name, packed); } \
   extern "C" __attribute__((visibility("default"))) const size_t name##__twin_bytes;                                    \
   const size_t name##__twin_bytes = twin::packed_bytes(name);                                                           \
   extern "C" __attribute__((visibility("default"))) const int name##__twin_arch;                                        \
   const int name##__twin_arch = TWIN_ARCH;                                                                              \
+  extern "C" __attribute__((visibility("default"))) const int name##__twin_kind;                                        \
+  const int name##__twin_kind = int(twin::Kind::kind);                                                                  \
   __attribute__((used, section(".ascend.meta." #name))) static const char name##_meta = 0;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "copy.h"
+#include "cube.h"
 #include "entry.h"
 #include "machine.h"
 #include "tensor.h"

@@ -78,7 +78,8 @@ void Global::forget() {
   ++launch_;
 }
 
-void Core::start(const Options& options, int index, int count) {
+void Core::start(Kind kind, const Options& options, int index, int count) {
+  kind_ = kind;
   options_ = options;
   work_ = Work{};
   index_ = index;
@@ -122,6 +123,8 @@ void Core::learn(Pipe pipe, const Clock& clock) {
 // accesses of memory on the core are not.
 uint32_t Core::issue(Pipe pipe, const char* name) {
   instruction_ = name;
+  const bool belongs = kind_ == Kind::cube ? pipe != kV && pipe != kMTE3 : pipe != kM && pipe != kMTE1 && pipe != kFix;
+  if (!belongs) fail(std::string("this core has no pipe ") + name_of(pipe));
   if (pipe == kS) ++work_.scalars;
   if (pipe == kV) ++work_.vectors;
   if (pipe == kS) {
@@ -135,7 +138,7 @@ uint32_t Core::issue(Pipe pipe, const char* name) {
   return ++ticks_[pipe];
 }
 
-void Core::access(Pipe pipe, uint32_t tick, Space space, size_t offset, size_t bytes, bool write) {
+void Core::access(Pipe pipe, uint32_t tick, Space space, size_t offset, size_t bytes, bool write, bool any) {
   Memory& memory = memories_[space];
   if (offset + bytes > memory.bytes.size())
     fail("an access of bytes " + std::to_string(offset) + " to " + std::to_string(offset + bytes) + " of a memory of " +
@@ -162,8 +165,8 @@ void Core::access(Pipe pipe, uint32_t tick, Space space, size_t offset, size_t b
   };
   for (size_t i = offset; i < offset + bytes; ++i) {
     Cell& cell = memory.cells[i];
-    if (!write && cell.content == kNever) fail("a read of byte " + std::to_string(i) + " that nothing has written");
-    if (!write && cell.content == kUndefined) fail("a read of byte " + std::to_string(i) + ", undefined padding");
+    if (!write && !any && cell.content == kNever) fail("a read of byte " + std::to_string(i) + " that nothing has written");
+    if (!write && !any && cell.content == kUndefined) fail("a read of byte " + std::to_string(i) + ", undefined padding");
     if (options_.races && cell.writer >= 0 && cell.write_tick > known[cell.writer] &&
         !(cell.writer == own && cell.write_tick == tick))
       unordered(i, write ? "a write" : "a read", cell.writer, "write");
@@ -234,13 +237,13 @@ void Core::copy(Pipe pipe, const char* name, const Copy& copy) {
       mark_undefined(copy.space, local + size_t(copy.pad_left + copy.length), size_t(copy.pad_right));
     }
   }
-  pending_[pipe].push_back({tick, copy});
+  defer(pipe, tick, [this, copy] { move(copy); });
 }
 
 void Core::complete(Pipe pipe, uint32_t tick) {
   auto& queue = pending_[pipe];
   while (!queue.empty() && queue.front().tick <= tick) {
-    move(queue.front().copy);
+    queue.front().effect();
     queue.pop_front();
   }
 }
@@ -328,7 +331,7 @@ Core& core() {
   return *current;
 }
 
-std::string launch(int arch_number, int blocks, const Options& options,
+std::string launch(int arch_number, Kind kind, int blocks, const Options& options,
                    const std::vector<std::pair<const void*, size_t>>& ranges, void (*kernel)(const void*),
                    const void* data, Work& busiest) {
   if (blocks < 1 || blocks > kMaxBlocks) return "a launch of " + std::to_string(blocks) + " blocks";
@@ -345,11 +348,12 @@ std::string launch(int arch_number, int blocks, const Options& options,
     if (!core) core = std::make_unique<Core>(arch(arch_number), global);
     current = core.get();
     for (int index : order) {
-      core->start(options, index, blocks);
+      core->start(kind, options, index, blocks);
       kernel(data);
       core->finish();
-      for (int64_t Work::*kind : {&Work::vectors, &Work::vector_repeats, &Work::copies, &Work::copied_bytes, &Work::scalars})
-        busiest.*kind = std::max(busiest.*kind, core->work().*kind);
+      for (int64_t Work::*of : {&Work::vectors, &Work::vector_repeats, &Work::copies, &Work::copied_bytes, &Work::scalars,
+                                &Work::products, &Work::fractals, &Work::loads, &Work::loaded_bytes})
+        busiest.*of = std::max(busiest.*of, core->work().*of);
     }
   } catch (const Fault& error) {
     fault = error.what();

@@ -7,13 +7,15 @@
 // core remembers its last writer and its last reader on each pipe; an access that does not know these to be complete is
 // a fault, whatever the values are.
 //
-// Values: copies between memories run as late as the flags permit, so a missing flag also shows as wrong numbers.
+// Values: copies between memories and products of matrices run as late as the flags permit, so a missing flag also shows
+// as wrong numbers.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <stdexcept>
 #include <string>
@@ -27,6 +29,9 @@ enum Pipe : int { kS, kV, kM, kMTE1, kMTE2, kMTE3, kFix, kPipes };
 const char* name_of(Pipe pipe);
 
 enum Space : int { kUB, kL1, kL0A, kL0B, kL0C, kSpaces };
+
+// Matrix and vector cores are apart: each has pipes that the other lacks.
+enum class Kind : int { vector, cube };
 
 struct Fault : std::runtime_error {
   using runtime_error::runtime_error;
@@ -55,6 +60,8 @@ struct Work {
   int64_t vectors = 0, vector_repeats = 0;  // vector instructions, and the units of 256 bytes that they process
   int64_t copies = 0, copied_bytes = 0;     // to and from global memory
   int64_t scalars = 0;                      // accesses of memory by the scalar unit
+  int64_t products = 0, fractals = 0;       // Mmad instructions, and the products of fractals in them
+  int64_t loads = 0, loaded_bytes = 0;      // to the operands of the matrix unit
 };
 
 // Of up to 2^16 pieces, all counts in bytes. One side is global memory.
@@ -103,17 +110,23 @@ class Core {
   Core(const Arch& arch, Global& global) : arch_(arch), global_(global) {}
 
   Work& work() { return work_; }
-  void start(const Options& options, int index, int count);  // a kernel on core `index` of `count`
+  void start(Kind kind, const Options& options, int index, int count);  // a kernel on core `index` of `count`
   void finish();                     // checks what must hold at its end
 
   [[noreturn]] void fail(const std::string& message) const;
 
   // An instruction begins: its name is for messages.
   uint32_t issue(Pipe pipe, const char* name);
-  void access(Pipe pipe, uint32_t tick, Space space, size_t offset, size_t bytes, bool write);
+  // `any`: a read that takes bytes which nobody wrote along.
+  void access(Pipe pipe, uint32_t tick, Space space, size_t offset, size_t bytes, bool write, bool any = false);
   void mark_undefined(Space space, size_t offset, size_t bytes);
+  bool is_defined(Space space, size_t offset) const { return memories_[space].cells[offset].content == kDefined; }
   void access_global(Pipe pipe, uint32_t tick, const char* address, size_t bytes, bool write);
   void copy(Pipe pipe, const char* name, const Copy& copy);
+  // What the instruction does to memory, for when somebody waits for it.
+  void defer(Pipe pipe, uint32_t tick, std::function<void()> effect) { pending_[pipe].push_back({tick, std::move(effect)}); }
+  // The hardware itself keeps the pipe's next instruction behind those before it.
+  void follow(Pipe pipe) { clocks_[pipe][pipe] = ticks_[pipe]; }
 
   void set_flag(Pipe from, Pipe to, int event);
   void wait_flag(Pipe from, Pipe to, int event);
@@ -127,6 +140,7 @@ class Core {
   size_t capacity(Space space) const { return arch_.bytes[space]; }
 
   const Arch& arch() const { return arch_; }
+  Kind kind() const { return kind_; }
   int index() const { return index_; }
   int count() const { return count_; }
   void name_instruction(const char* name) { instruction_ = name; }
@@ -150,7 +164,7 @@ class Core {
   using Clock = std::array<uint32_t, kPipes>;
   struct Pending {
     uint32_t tick;
-    Copy copy;
+    std::function<void()> effect;
   };
   using Event = std::tuple<int, int, int>;
 
@@ -161,6 +175,7 @@ class Core {
   void check_event(int event) const;
 
   const Arch& arch_;
+  Kind kind_ = Kind::vector;
   Options options_;
   Work work_;
   Global& global_;
@@ -180,7 +195,7 @@ Core& core();
 // Runs `kernel(data)` on `blocks` cores, one after the other in an order drawn from the seed. The kernel may touch the
 // given ranges of memory. Returns what went wrong first, or an empty string; `busiest` is the work of the core that did
 // most of each kind.
-std::string launch(int arch_number, int blocks, const Options& options,
+std::string launch(int arch_number, Kind kind, int blocks, const Options& options,
                    const std::vector<std::pair<const void*, size_t>>& ranges, void (*kernel)(const void*),
                    const void* data, Work& busiest);
 

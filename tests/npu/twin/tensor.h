@@ -293,11 +293,16 @@ class TBuf {
 
 class TPipe {
  public:
-  TPipe() = default;
+  // On a cube core it sets three flags of its own, which nobody else may use.
+  TPipe() {
+    for (int event = 0; event < own_events(); ++event)
+      twin::core().set_flag(twin::kM, twin::kMTE1, twin::core().take_event(twin::kM, twin::kMTE1));
+  }
   TPipe(const TPipe&) = delete;
   ~TPipe() noexcept(false) {
-    if (std::uncaught_exceptions() == 0)
-      for (const auto& queue : queues_) queue->finish();
+    if (std::uncaught_exceptions() > 0) return;
+    for (int event = 0; event < own_events(); ++event) twin::core().wait_flag(twin::kM, twin::kMTE1, event);
+    for (const auto& queue : queues_) queue->finish();
   }
 
   template <TPosition position, int depth>
@@ -327,6 +332,8 @@ class TPipe {
   }
 
  private:
+  static int own_events() { return twin::core().kind() == twin::Kind::cube ? 3 : 0; }
+
   bool make(detail::QueueBase& queue, twin::Space space, std::pair<twin::Pipe, twin::Pipe> ends, uint8_t count,
             uint32_t bytes) {
     twin::Core& core = twin::core();
