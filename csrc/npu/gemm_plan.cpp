@@ -11,10 +11,10 @@ namespace {
 constexpr int64_t kEdge = 16;                                 // of a fractal
 constexpr int64_t kL1Bytes = 512 * 1024, kL0Bytes = 64 * 1024;  // L0A and L0B each
 
-// Cycles of the busiest core in units of a fractal's product: a core multiplies one a cycle and, by a guess, loads 64
+// Cycles of the busiest core in units of a fractal's product: a core multiplies one a cycle and, by a guess, loads 128
 // bytes in it.
 int64_t cost(int64_t rows, int64_t columns, int64_t tile_rows, int64_t tile_columns, int64_t cores) {
-  constexpr int64_t kLoadedBytes = 64, kFractalRow = 32;
+  constexpr int64_t kLoadedBytes = 128, kFractalRow = 32;
   const int64_t tiles = ceil_div(rows, tile_rows) * ceil_div(columns, tile_columns);
   const int64_t products = tile_rows / kEdge * (tile_columns / kEdge);
   const int64_t loads = (tile_rows + tile_columns) * kFractalRow / kLoadedBytes;

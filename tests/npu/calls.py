@@ -15,7 +15,10 @@ needs_standin = [
 
 
 def on_npu(value):
-    return value.npu() if isinstance(value, torch.Tensor) else value
+    """With the strides of the value."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.t().npu().t() if value.dim() == 2 and value.stride(0) == 1 else value.npu()
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-6) -> None:
@@ -119,3 +122,24 @@ def gelu_long() -> None:
 
 def norm_long() -> None:
     compare(ops.add_rms_norm, bf16(3, 40001), bf16(3, 40001), bf16(40001), 1e-6, rtol=2**-7)
+
+
+def gemm() -> None:
+    """Parts of the depth in every memory, tails in every direction."""
+    for b in (bf16(1100, 300), bf16(300, 1100).t()):
+        compare(ops.gemm, bf16(150, 1100), b / 32, rtol=2**-6)
+    compare(ops.gemm, bf16(1100, 70).t(), bf16(1100, 90) / 32, rtol=2**-6)
+
+
+def gemm_tiles() -> None:
+    """More tiles than cores, of which L0C holds two."""
+    compare(ops.gemm, bf16(64, 40), bf16(40, 1400) / 6, rtol=2**-6)
+
+
+def gemm_row() -> None:
+    compare(ops.gemm, bf16(1, 700), bf16(300, 700).t() / 26, rtol=2**-6)
+
+
+def gemm_finish() -> None:
+    c, bias = bf16(150, 300), bf16(300)
+    compare(ops.gemm, bf16(150, 40), bf16(40, 300) / 6, bias=bias, c=c, scale=0.5, rtol=2**-6)

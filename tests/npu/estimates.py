@@ -2,8 +2,9 @@
 
     python tests/npu/standin.py tests/npu/estimates.py [the beginnings of names]
 
-The model counts, on the busiest core, vector instructions, the units of 256 bytes that they process, copies, and
-accesses of the scalar unit. Public figures of the chips and guesses for what is not public make times of them.
+The model counts, on the busiest core, vector instructions, the units of 256 bytes that they process, copies,
+accesses of the scalar unit, and the fractals that the matrix unit loads and multiplies. Public figures of the chips and
+guesses for what is not public make times of them.
 """
 
 import os
@@ -12,7 +13,7 @@ import sys
 from collections import Counter
 from typing import NamedTuple
 
-CORES_OF_THE_STANDIN = 8
+CORES_OF_THE_STANDIN = 8  # and half as many cube cores, as on the chips
 
 
 class Chip(NamedTuple):
@@ -28,6 +29,9 @@ CHIPS = {"910B": Chip("Ascend910B1", 40, 1.8, 1600), "950": Chip("Ascend950PR_95
 
 # Guesses, in cycles: to start a vector instruction, to issue a copy, for an access of the scalar unit.
 VECTOR_START, COPY_ISSUE, SCALAR = 12, 60, 8
+# A product of fractals takes a cycle, its instruction eight to start (both public). Guesses: bytes a cycle that a core
+# reads out of the L2 cache (products of 128 x 256 tiles, which take 96, are published near the peak), and out of L1.
+PRODUCT_START, FROM_L2, FROM_L1 = 8, 128, 256
 
 # name: (tokens, bytes of a token that must move, the call for so many tokens)
 CALLS = {
@@ -66,9 +70,13 @@ CALLS = {
     ),
 }
 
+# Rows, columns and depth of products in bfloat16. Their depth is counted in part, the rest follows.
+PRODUCTS = [(16, 7168, 2048), (4096, 2048, 7168), (4096, 7168, 2048)]
+COUNTED_DEPTH = 256
 
-def _run(call: str, tokens: int, chip: Chip) -> Counter[str]:
-    """What the busiest core does in one call."""
+
+def _run(call: str, tokens: int, chip: Chip, cores: int = CORES_OF_THE_STANDIN) -> Counter[str]:
+    """What the busiest core does in one call, on a chip of so many vector cores."""
     code = (
         "import torch, torch_npu, torch_deepinfer\n"
         "from torch_deepinfer import ops\n"
@@ -79,12 +87,14 @@ def _run(call: str, tokens: int, chip: Chip) -> Counter[str]:
         f"{call}\n"
     )
     environment = {**os.environ, "DEEPINFER_STANDIN_SOC": chip.soc, "DEEPINFER_STANDIN_COUNT": "1"}
+    environment["DEEPINFER_STANDIN_CORES"] = str(cores)
     done = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
     work: Counter[str] = Counter()
     for line in done.stderr.splitlines():
         if line.startswith("[work]"):
             numbers = line.split()[3:]
-            for name, number in zip(("vectors", "repeats", "copies", "bytes", "scalars"), numbers, strict=True):
+            kinds = "vectors", "repeats", "copies", "bytes", "scalars", "products", "fractals", "loads", "loaded"
+            for name, number in zip(kinds, numbers, strict=True):
                 work[name] += int(number)
     return work
 
@@ -109,6 +119,22 @@ def main() -> None:
             bound = max(times, key=lambda kind: times[kind])
             figures = " | ".join(f"{time:.0f} µs" for time in times.values())
             print(f"| `{name}` | {label} | {figures} | {bound} |", flush=True)
+    print("\n| `gemm` | chip | memory | L2 to L1 | L1 to L0 | cube | bound |")
+    print("|---|---|---|---|---|---|---|")
+    for m, n, k in PRODUCTS:
+        for label, chip in CHIPS.items():
+            call = f"ops.gemm(bf16(n, {COUNTED_DEPTH}), bf16({n}, {COUNTED_DEPTH}).t())"
+            work = _run(call, m, chip, chip.cores)
+            scale = k / COUNTED_DEPTH / chip.clock / 1e3
+            times = {
+                "memory": 2 * (m * k + n * k + m * n) / chip.bandwidth / 1e3,
+                "L2 to L1": work["bytes"] / FROM_L2 * scale,
+                "L1 to L0": work["loaded"] / FROM_L1 * scale,
+                "cube": (work["fractals"] + PRODUCT_START * work["products"]) * scale,
+            }
+            bound = max(times, key=lambda kind: times[kind])
+            figures = " | ".join(f"{time:.0f} µs" for time in times.values())
+            print(f"| {m} x {k} by {k} x {n} | {label} | {figures} | {bound} |", flush=True)
 
 
 if __name__ == "__main__":

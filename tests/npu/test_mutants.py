@@ -4,28 +4,17 @@ Each runs in a forked child with a kernel source folder of its own.
 """
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import calls
+import mutants_gemm
 import pytest
 from forking import Child
+from mutant import WRONG_VALUES, Mutant
 
 import torch_deepinfer
 
 pytestmark = calls.needs_standin
-
-
-class Mutant(NamedTuple):
-    """``old`` is replaced by ``new`` throughout csrc/npu/``file``; ``message`` is what the model then says."""
-
-    file: str
-    old: str
-    new: str
-    message: str
-    call: Callable[[], None]
-
 
 V_BARRIER = "\n    PipeBarrier<PIPE_V>();"
 
@@ -248,6 +237,7 @@ MUTANTS = {
         "rows.h", "row * stride + begin", "(row + 1) * stride + begin",
         "DataCopyPad to the core: (bytes|an offset)", calls.norm,
     ),
+    **mutants_gemm.MUTANTS,
 }  # fmt: skip
 
 
@@ -266,6 +256,10 @@ def test_fault_is_found(name, tmp_path):
     mutant = MUTANTS[name]
     folder_with(mutant, tmp_path / "csrc")
     environment = {"DEEPINFER_SOURCE_DIR": str(tmp_path / "csrc"), "DEEPINFER_CACHE_DIR": str(tmp_path / "cache")}
+    if mutant.message == WRONG_VALUES:
+        with pytest.raises(AssertionError, match=WRONG_VALUES):
+            Child(mutant.call, environment).result()
+        return
     with pytest.raises(RuntimeError, match=f"ACL error 507035 .*{mutant.message}"):
         Child(mutant.call, environment).result()
 

@@ -79,6 +79,14 @@ def test_offsets_beyond_32_bits():
     weight = torch.rand(columns).bfloat16()
     calls.close(ops.rms_norm(x, weight.npu(), 1e-6), ops.rms_norm(values, weight, 1e-6), 2**-7)
     assert_bit_equal(ops.moe_permute(x, torch.tensor([2, 0, 1]).int().npu(), 1), values[[2, 0, 1]])
+    assert_bit_equal(ops.gemm(x, values.npu().t()), ops.gemm(values.npu(), values.npu().t()).cpu())
+    assert_bit_equal(ops.gemm(values.npu(), x.t()), ops.gemm(values.npu(), values.npu().t()).cpu())
+
+
+# tilelang-ascend#140: a product of a depth of 131072.
+def test_product_of_a_great_depth():
+    a, b = torch.ones(16, 131072).bfloat16(), torch.randint(-1, 2, (48, 131072)).bfloat16()
+    assert_bit_equal(ops.gemm(a.npu(), b.npu().t(), out_dtype=torch.float32), (a.double() @ b.double().t()).float())
 
 
 # sgl-kernel-npu#790, #805: an inner dimension of 16 bytes.

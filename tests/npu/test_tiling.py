@@ -11,6 +11,7 @@ import pytest
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 BUFFER = {2201: 192 * 1024 - 256 - 8 * 1024, 3510: 248 * 1024}
+L0C = {2201: 128 * 1024, 3510: 256 * 1024}
 MOST_BLOCKS, MOST_PIECES, LONGEST_PIECE = 65535, 4095, 2**21 - 1
 
 
@@ -100,3 +101,75 @@ def test_router(native, dtype, weights, wide, score, bias, tokens, groups, group
     assert sum(map(blocks32, sizes)) <= BUFFER[arch]
     assert 1 <= tile <= 32 and 1 <= blocks <= min(cores, -(-tokens // tile))
     assert experts <= pitch < experts + 16 and topk <= choices < topk + 16 and work >= 64
+
+
+sides = st.one_of(st.integers(1, 40), st.integers(1, 70_000), st.integers(1, 2**31 - 1))
+gaps = st.one_of(st.just(0), st.integers(0, 2**20))
+
+
+@hypothesis.settings(deadline=None, max_examples=300)
+@hypothesis.given(
+    dtype=dtypes, wide=st.booleans(), rows=sides, columns=sides, depth=sides, dense=st.tuples(*[st.booleans()] * 2),
+    gap=gaps, chip=chips,
+)  # fmt: skip
+def test_gemm(native, dtype, wide, rows, columns, depth, dense, gap, chip):
+    arch, cores = chip
+    hypothesis.assume(max(rows, columns, depth) * (min(rows, columns, depth) + gap) < 2**60)
+    hypothesis.assume(rows * columns < 2**58 and depth * max(rows, columns) < 2**58)
+    dense = (True, True) if dtype == 0 or depth == 1 else dense
+    out = 0 if wide else dtype
+    a_runs, a_length = (rows, depth) if dense[0] else (depth, rows)
+    b_runs, b_length = (columns, depth) if dense[1] else (depth, columns)
+    result = (ctypes.c_int64 * 9)()
+    long = ctypes.c_int64
+    strides = [long(length + gap) for length in (a_length, b_length, columns)]
+    native.gemm_tiling(
+        dtype, out, long(rows), long(columns), long(depth), *map(int, dense), *strides, arch, cores, result
+    )
+    tile_rows, tile_columns, chunk, step, sums, blocks, *extents = result
+    item, out_item = (4 if t == 0 else 2 for t in (dtype, out))
+
+    assert 2 * (tile_rows + tile_columns) * chunk * item <= 512 * 1024
+    assert 2 * max(tile_rows, tile_columns) * step * item <= 64 * 1024
+    assert sums in (1, 2) and sums * tile_rows * tile_columns * 4 <= L0C[arch]
+    assert all(size >= 16 and size % 16 == 0 for size in (tile_rows, tile_columns, step)) and chunk % step == 0
+    # What the instructions take: fractals and elements in a direction, products, columns of a copy out.
+    assert step * item // 32 <= 255 and max(tile_rows, tile_columns) // 16 <= 255 and step <= 4095
+    assert chunk <= 16384 and tile_columns <= 4095
+    assert 1 <= blocks <= min(cores, MOST_BLOCKS)
+    assert blocks <= -(-rows // tile_rows) * -(-columns // tile_columns)
+    assert extents == [
+        ((a_runs - 1) * (a_length + gap) + a_length) * item,
+        ((b_runs - 1) * (b_length + gap) + b_length) * item,
+        ((rows - 1) * (columns + gap) + columns) * out_item,
+    ]
+
+
+@hypothesis.settings(deadline=None, max_examples=200)
+@hypothesis.given(out=dtypes, rows=sides, columns=sides, gap=gaps, chip=chips)
+def test_gemm_finish(native, out, rows, columns, gap, chip):
+    arch, cores = chip
+    hypothesis.assume(rows * (columns + gap) < 2**60)
+    result = (ctypes.c_int64 * 7)()
+    long = ctypes.c_int64
+    native.gemm_finish_tiling(out, *map(long, (rows, columns, columns, columns + gap)), arch, cores, result)
+    tile, chunk, pitch, blocks, *extents = result
+    item = 4 if out == 0 else 2
+    elements = tile * pitch
+    queues = 2 * (blocks32(elements * 4) + 2 * blocks32(elements * item)) + blocks32(pitch * item)
+    assert queues + 2 * blocks32(elements * 4) + blocks32(pitch * 4) <= BUFFER[arch]
+    assert 1 <= tile <= MOST_PIECES and 1 <= blocks <= min(cores, MOST_BLOCKS)
+    assert 1 <= chunk <= columns and pitch >= chunk and pitch * item % 32 == 0 and chunk * 4 <= LONGEST_PIECE
+    assert tile == 1 or (columns + gap - chunk) * item < 2**32  # the gap of a copy
+    last = (rows - 1) * (columns + gap) + columns
+    assert extents == [rows * columns * 4, rows * columns * item, last * item]
+
+
+def test_a_product_takes_all_cores(native):
+    """The shapes of decoding and of prefill."""
+    result = (ctypes.c_int64 * 9)()
+    long = ctypes.c_int64
+    for arch, rows, least in ((2201, 1, 16 * 128), (2201, 4096, 128 * 256), (3510, 4096, 256 * 256)):
+        strides = [long(4096), long(4096), long(7168)]
+        native.gemm_tiling(1, 1, long(rows), long(7168), long(4096), 1, 1, *strides, arch, 20, result)
+        assert result[0] * result[1] >= least and result[5] == 20
