@@ -1,6 +1,7 @@
 #include "gemm.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <stdexcept>
 
@@ -49,6 +50,25 @@ const char* name_of(BiasStep bias) {
   return "";
 }
 
+const char* name_of(GatePairs gates) {
+  switch (gates) {
+    case GatePairs::none: return "GatePairs::none";
+    case GatePairs::eight_apart: return "GatePairs::eight_apart";
+    case GatePairs::neighbours: return "GatePairs::neighbours";
+  }
+  return "";
+}
+
+const char* name_of(Gated form) {
+  switch (form) {
+    case Gated::silu: return "Gated::silu";
+    case Gated::swish: return "Gated::swish";
+    case Gated::gelu: return "Gated::gelu";
+    case Gated::gelu_tanh: return "Gated::gelu_tanh";
+  }
+  return "";
+}
+
 jit::KernelSource source_of(const char* name, const char* header, const GemmConfig& c) {
   jit::KernelSource source;
   source.name = name;
@@ -71,11 +91,19 @@ jit::KernelSource source_of(const char* name, const char* header, const GemmConf
                   {"groups", name_of(c.groups)},
                   {"bias", name_of(c.bias)},
                   {"addend", c.addend},
+                  {"gates", name_of(c.gates)},
+                  {"form", name_of(c.form)},
+                  {"limited", c.limited},
+                  {"handed_out", c.handed_out},
                   {"bulk", c.bulk},
                   {"access", c.access},
                   {"blocks", c.blocks}};
   source.pdl = true;
   return source;
+}
+
+int64_t out_columns(const MatmulArgs& args) {
+  return args.gate_up == GateUp::none ? args.columns : args.columns / 2;
 }
 
 // By numbers that are on the device.
@@ -162,6 +190,16 @@ std::vector<GemmConfig> samples() {
   grouped.weight_dense_k = 0;  // gpt-oss
   grouped.bias = BiasStep::rounded;
   add(2048, 5760, 2880, 32, grouped);
+  grouped.gates = GatePairs::neighbours;
+  grouped.form = Gated::swish;
+  grouped.limited = grouped.handed_out = 1;
+  add(8192, 5760, 2880, 32, grouped);
+  grouped.weight_dense_k = 1;
+  grouped.gates = GatePairs::eight_apart;
+  grouped.form = Gated::silu;
+  grouped.bias = BiasStep::none;
+  grouped.limited = 0;
+  for (int64_t rows : {8, 128, 2048, 16384}) add(rows, 1536, 2048, 128, grouped);
   GemmConfig masked = plain;
   masked.type = Operand::f16;
   masked.out = DType::f16;
@@ -265,6 +303,25 @@ TensorMap map_of(Operand type, const OperandShape& o, int64_t depth, int box_row
   return jit::encode_tensor_map(spec, what);
 }
 
+// Gates and ups of 8 columns by turns, for GatePairs::eight_apart.
+TensorMap map_of_gate_up(const MatmulArgs& args, int tile_n) {
+  const bool halves = args.gate_up == GateUp::halves;
+  const uint64_t row = uint64_t(args.column_stride * 2), half = uint64_t(args.columns / 2);
+  jit::TensorMapSpec spec{};
+  spec.type = args.dtype == DType::bf16 ? jit::TensorMapType::bf16 : jit::TensorMapType::f16;
+  spec.rank = 5;
+  spec.address = const_cast<void*>(args.weight);
+  const uint64_t sizes[] = {uint64_t(args.depth), 8, 2, half / 8, uint64_t(args.experts)};
+  const uint64_t strides[] = {halves ? row : 2 * row, halves ? row * half : row, halves ? 8 * row : 16 * row,
+                              args.experts > 1 ? uint64_t(args.expert_stride * 2) : uint64_t(kBoxBytes)};
+  const uint32_t box[] = {uint32_t(kBoxBytes / 2), 8, 2, uint32_t(tile_n / 16), 1};
+  std::copy(std::begin(sizes), std::end(sizes), spec.sizes);
+  std::copy(std::begin(strides), std::end(strides), spec.strides);
+  std::copy(std::begin(box), std::end(box), spec.box);
+  spec.swizzle = jit::Swizzle::bytes128;
+  return jit::encode_tensor_map(spec, "the gates and ups of a matrix product");
+}
+
 TensorMap map_of_scales(const MatmulArgs& args, int tile_m) {
   const int64_t blocks = args.x_scale_depth_stride != 0 ? ceil_div(args.depth, 128) : 1;
   jit::TensorMapSpec spec{};
@@ -285,7 +342,7 @@ TensorMap map_of_result(const MatmulArgs& args, int chunk) {
   spec.type = args.out_dtype == DType::bf16 ? jit::TensorMapType::bf16 : jit::TensorMapType::f16;
   spec.rank = args.row_groups == RowGroups::batch || args.row_groups == RowGroups::depth ? 3 : 2;
   spec.address = args.out;
-  spec.sizes[0] = uint64_t(args.columns);
+  spec.sizes[0] = uint64_t(out_columns(args));
   spec.sizes[1] = uint64_t(args.rows);
   spec.strides[0] = args.rows > 1 ? uint64_t(args.out_stride * 2) : uint64_t(kBoxBytes);
   spec.sizes[2] = uint64_t(args.experts);
@@ -322,7 +379,13 @@ GemmConfig plan(const MatmulArgs& args, int device) {
   c.x_dense_k = is_dense(args.depth, args.x_depth_stride);
   if (c.groups == RowGroups::depth && (c.weight_dense_k || c.x_dense_k)) return portable(c);
   const int out_bytes = size_of(c.out);
-  Access access(args.columns, 16 / out_bytes);
+  if (args.gate_up != GateUp::none) {
+    c.gates = c.weight_dense_k ? GatePairs::eight_apart : GatePairs::neighbours;
+    c.form = args.form;
+    c.limited = std::isfinite(args.limit);
+  }
+  c.handed_out = args.handed_out != nullptr;
+  Access access(out_columns(args), 16 / out_bytes);
   access.limit(args.out, out_bytes);
   access.limit(args.addend, out_bytes);
   access.limit_stride(args.out_stride | args.addend_stride | args.out_batch_stride, out_bytes);
@@ -370,13 +433,14 @@ void matmul(const MatmulArgs& args, void* scratch, int device) {
   }
   // As in gemm.cuh.
   const bool ragged = is_counted(c.groups) && c.tile_m > 32, batch = c.groups == RowGroups::batch;
-  const int box_rows = ragged ? 64 : c.tile_m / (c.split ? 1 : c.cluster);
+  const int box_rows = ragged ? (c.x_dense_k ? 32 : 64) : c.tile_m / (c.split ? 1 : c.cluster);
   const OperandShape weight{args.weight, c.weight_dense_k != 0, args.columns, args.column_stride,
                             args.depth_stride, c.groups == RowGroups::depth ? 1 : args.experts, args.expert_stride};
   const OperandShape x{args.x, c.x_dense_k != 0, args.rows, args.x_stride, args.x_depth_stride,
                        batch ? args.experts : 1, args.x_batch_stride};
   GemmKernelArgs kernel_args{};
-  kernel_args.weight = map_of(c.type, weight, args.depth, c.tile_n, 3, "the weight of a matrix product");
+  kernel_args.weight = c.gates == GatePairs::eight_apart ? map_of_gate_up(args, c.tile_n) :
+                       map_of(c.type, weight, args.depth, c.tile_n, 3, "the weight of a matrix product");
   kernel_args.x = map_of(c.type, x, args.depth, box_rows, batch ? 3 : 2, "the first operand of a matrix product");
   if (args.e4m3) kernel_args.x_scale = map_of_scales(args, c.groups == RowGroups::none ? c.tile_m : c.tile_m + 4);
   if (c.bulk) kernel_args.out = map_of_result(args, gemm_chunk(tiling_of(c)));

@@ -11,21 +11,25 @@
 // each other's shared memory.
 #pragma once
 
+#include "gemm_hand_out.cuh"
 #include "gemm_multiply.cuh"
 #include "gemm_parts.cuh"
 
 namespace deepinfer {
 
 // What this block works on, in this order: all of k of its tiles, a part of k where the blocks of a cluster share a tile,
-// or, after whole tiles, an equal share of the stages of the tiles that are left, which may belong to two of them.
+// or, after whole tiles, an equal share of the stages of the tiles that are left, which may belong to two of them. The
+// tiles follow each other at equal distances, or one thread of each cluster fetches them and tells the others.
 template <GemmConfig c>
 class GemmWork {
  public:
   int tile, begin, end;  // stages of k
   int part = 0;          // the number of this part among the block's
 
-  DEVICE GemmWork(const GemmKernelArgs& args, const GemmTiles<c>& tiles, uint32_t rank)
-      : stages_(int((args.problem.depth + GemmShape<c>::depth - 1) / GemmShape<c>::depth)),
+  DEVICE GemmWork(const GemmKernelArgs& args, const GemmTiles<c>& tiles, uint32_t rank, bool loads,
+                  TileQueue<c> queue)
+      : args_(args), queue_(queue), loads_(loads), fetches_(loads && rank == 0),
+        stages_(int((args.problem.depth + GemmShape<c>::depth - 1) / GemmShape<c>::depth)),
         next_(tiles.first()), step_(tiles.step()), count_(c.streamed ? args.whole : tiles.count) {
     begin = c.split ? int(rank * stages_ / c.cluster) : 0;
     end = c.split ? int((rank + 1) * stages_ / c.cluster) : stages_;
@@ -37,6 +41,16 @@ class GemmWork {
 
   // The next tile of which the block does all that it does of any.
   DEVICE bool next() {
+    if constexpr (c.handed_out) {
+      if (fetches_) {
+        tile = next_ < count_ ? next_ : -1;
+        queue_.tell(tile);
+        if (tile >= 0) next_ = atomicAdd(args_.problem.handed_out, 1) + step_;  // nobody waits for it until it is needed
+      } else {
+        tile = queue_.hear(!loads_);
+      }
+      return tile >= 0;
+    }
     if (next_ >= count_) return false;
     tile = next_;
     next_ += step_;
@@ -61,6 +75,9 @@ class GemmWork {
   }
 
  private:
+  const GemmKernelArgs& args_;
+  TileQueue<c> queue_;
+  bool loads_, fetches_;
   int stages_, next_, step_, count_;
   int left_ = 0, left_end_ = 0, parts_ = 0;
 };
@@ -77,14 +94,17 @@ DEVICE void load_stage(const GemmKernelArgs& args, const GemmRing<c>& ring, int 
     tensor_load(ring.scales(stage), args.x_scale, tile.m / 4 * 4, block, full);
   }
   const int expert = c.groups == RowGroups::depth ? 0 : tile.expert;
-  if constexpr (c.weight_dense_k) {
+  if constexpr (c.gates == GatePairs::eight_apart) {
+    tensor_load(ring.weight(stage), args.weight, k, 0, 0, tile.n / 16, expert, full, policy);
+  } else if constexpr (c.weight_dense_k) {
     tensor_load(ring.weight(stage), args.weight, k, tile.n, expert, full, policy);
   } else {
-#pragma unroll
+#pragma unroll 1
     for (int i = 0; i < c.tile_n / 64; ++i)
       tensor_load(ring.weight(stage) + i * Shape::block_bytes, args.weight, tile.n + i * 64, k, expert, full, policy);
   }
   // The blocks that need the same tokens load them in turn, each for all.
+#pragma unroll 1
   for (int i = Shape::sharing > 1 ? int(rank) : 0; i < boxes; i += Shape::sharing) {
     char* to = ring.x(stage) + i * (Shape::box * 128);
     const int m = tile.m + i * Shape::box, inner = c.x_dense_k ? k : m, outer = c.x_dense_k ? m : k;
@@ -95,10 +115,11 @@ DEVICE void load_stage(const GemmKernelArgs& args, const GemmRing<c>& ring, int 
 }
 
 template <GemmConfig c>
-DEVICE void load_tiles(const GemmKernelArgs& args, const GemmRing<c>& ring, const GemmTiles<c>& tiles, uint32_t rank) {
+DEVICE void load_tiles(const GemmKernelArgs& args, const GemmRing<c>& ring, const GemmTiles<c>& tiles, uint32_t rank,
+                       TileQueue<c> queue) {
   const uint64_t policy = cache_policy(args.weight_read_once);
   RingPlace<c.stages> place;
-  for (GemmWork<c> work(args, tiles, rank); work.next() || work.next_part();) {
+  for (GemmWork<c> work(args, tiles, rank, true, queue); work.next() || work.next_part();) {
     const GemmTile tile = tiles.at(work.tile, rank);
     work.limit_to(tile);
     for (int step = work.begin; step < work.end; ++step, place.advance()) {
@@ -114,12 +135,15 @@ DEVICE void gemm(const GemmKernelArgs& args) {
   using Shape = GemmShape<c>;
   extern __shared__ char dynamic_shared[];
   __shared__ uint64_t full[c.stages], empty[c.stages];
+  __shared__ typename TileQueue<c>::Shared queued;
   const MatmulArgs& problem = args.problem;
   char* shared = dynamic_shared + (0u - shared_address(dynamic_shared)) % 1024;
   char* staging = shared + c.stages * (Shape::stage_bytes + Shape::scale_bytes);
   staging += (0u - shared_address(staging)) % 1024;
   const GemmRing<c> ring{shared, full, empty};
   const bool loads = threadIdx.x >= c.warpgroups * 128;
+  TileQueue<c> queue(queued);
+  if (c.handed_out && threadIdx.x == 32) queue.init();
   if (threadIdx.x == 0)
     for (int i = 0; i < c.stages; ++i) {
       init_barrier(&full[i], 1);
@@ -133,19 +157,20 @@ DEVICE void gemm(const GemmKernelArgs& args) {
   else __syncthreads();
   wait_for_previous_kernel();
   let_next_kernel_start();
+  if (problem.later_handed_out && blockIdx.x == 0 && threadIdx.x == 0) *problem.later_handed_out = 0;
   GemmTiles<c> tiles;
   tiles.prepare(problem);
   const uint32_t rank = c.cluster > 1 ? block_in_cluster() : 0;
 
   if (loads) {
     if constexpr (c.warpgroups > 1) give_registers_back<Shape::loader_registers>();
-    if (threadIdx.x == c.warpgroups * 128) load_tiles<c>(args, ring, tiles, rank);
+    if (threadIdx.x == c.warpgroups * 128) load_tiles<c>(args, ring, tiles, rank, queue);
   } else {
     if constexpr (c.warpgroups > 1) take_registers<Shape::registers>();
     RingPlace<c.stages> place;
     int turn = 0;
     GemmSums<c> sums;
-    GemmWork<c> work(args, tiles, rank);
+    GemmWork<c> work(args, tiles, rank, false, queue);
     if constexpr (c.in_turn || Shape::staggered)
       if (threadIdx.x >= 128) pass_turn();
     for (int i = 0; work.next(); ++i) {

@@ -8,6 +8,9 @@ namespace deepinfer {
 
 enum class Operand : int { bf16, f16, e4m3, f32 };
 
+// Where a gate and its up lie among the rows of the matrix unit: nowhere, or 8 rows or one row apart.
+enum class GatePairs : int { none, eight_apart, neighbours };
+
 // A tile of the result is tile_n columns, which are rows of the weight, by tile_m rows, which are tokens. The weight
 // takes the side of the matrix unit that comes in 64s and the tokens the side that comes in 16s, so that few tokens
 // waste little. Many e4m3 tokens take the other side: then a thread has to do with two of their scales, not with many.
@@ -27,6 +30,10 @@ struct GemmConfig {
   RowGroups groups;
   BiasStep bias;
   int addend;  // 1: a matrix is added
+  GatePairs gates;
+  Gated form;      // of gates
+  int limited;     // 1: gate and up are clamped
+  int handed_out;  // 1: a block takes the next tile when it is ready for it, 0: every so many-th tile
   int bulk;    // 1: the copy engine writes the result, 2 bytes an element
   int access;  // elements that alignment lets one store move
   int blocks;  // of a processor at once

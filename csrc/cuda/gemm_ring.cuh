@@ -20,7 +20,8 @@ struct GemmShape {
   static constexpr int across = c.tokens_as_rows ? c.tile_n : c.tile_m;
   static constexpr int sharing = c.split ? 1 : c.cluster;  // blocks that load tokens for each other
   static constexpr bool ragged = GemmTiles<c>::counted && c.tile_m > 32;  // tiles of fewer tokens cost less
-  static constexpr int box = ragged || !c.x_dense_k ? 64 : c.tile_m / sharing;  // tokens that are loaded at once
+  // Tokens that are loaded at once.
+  static constexpr int box = !c.x_dense_k ? 64 : ragged ? 32 : c.tile_m / sharing;
   static constexpr int chunk = c.tokens_as_rows ? 64 : c.tile_m < 32 ? c.tile_m : 32;  // tokens written at once
   static constexpr int chunk_bytes = chunk * 64 * sizeof(Staged);
   static constexpr int buffers = !c.bulk ? 2 : c.tokens_as_rows ? 3 : GemmTiles<c>::counted ? 2 : 4;  // of a chunk
@@ -34,7 +35,7 @@ struct GemmShape {
   static constexpr bool many_sums = scaled ? across > 128 : c.in_turn && across > 160;
   static constexpr int loader_registers = many_sums ? 40 : 56;
   static constexpr int registers = c.warpgroups == 3 ? 152 : many_sums ? 232 : 224;
-  static constexpr int row_step = scaled ? c.tile_m : c.tile_m > 128 ? 64 : 32;  // registers allow e4m3 no other
+  static constexpr int row_step = scaled ? c.tile_m : c.tile_m > 128 ? 32 : 16;  // registers allow e4m3 no other
   // The scales of the tokens of a stage, from a multiple of 16 bytes on.
   static constexpr int scales = !scaled ? 0 : c.tile_m + (c.groups == RowGroups::none ? 0 : 4);
   static constexpr int scale_bytes = (scales * 4 + 127) / 128 * 128;

@@ -1,9 +1,15 @@
 // From the sums in registers to the result, through shared memory.
 #pragma once
 
+#include "gated.cuh"
 #include "gemm_ring.cuh"
 
 namespace deepinfer {
+
+template <GemmConfig c>
+DEVICE int64_t out_columns(const MatmulArgs& problem) {
+  return c.gates == GatePairs::none ? problem.columns : problem.columns / 2;
+}
 
 // n finished values, the last steps and the store.
 template <GemmConfig c, int n>
@@ -15,14 +21,14 @@ DEVICE void write(const MatmulArgs& problem, int expert, int64_t row, int column
   Vec<Out, n> rounded{};
   if constexpr (c.addend) {
     const Out* addend = static_cast<const Out*>(problem.addend) + apart + row * problem.addend_stride;
-    const Vec<Out, n> added = load_vector<access, n>(addend, column, problem.columns);
+    const Vec<Out, n> added = load_vector<access, n>(addend, column, out_columns<c>(problem));
 #pragma unroll
     for (int i = 0; i < n; ++i) rounded.at[i] = from_float<Out>(values[i] + to_float(added.at[i]));
   } else {
 #pragma unroll
     for (int i = 0; i < n; ++i) rounded.at[i] = from_float<Out>(values[i]);
   }
-  store_vector<access, n>(out, column, problem.columns, rounded);
+  store_vector<access, n>(out, column, out_columns<c>(problem), rounded);
 }
 
 DEVICE uint32_t pack(bf16 low, bf16 high) { return uint32_t(high.bits) << 16 | low.bits; }
@@ -48,7 +54,13 @@ DEVICE void store_matrices(const void* to, const uint32_t (&words)[4]) {
                  "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]) : "memory");
 }
 
-// What a warpgroup writes at once: 64 columns, or what is left of a tile whose tokens are rows of the matrix unit.
+DEVICE void store_two_matrices_transposed(const void* to, const uint32_t (&words)[2]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(shared_address(to)), "r"(words[0]),
+               "r"(words[1]) : "memory");
+}
+
+// What a warpgroup writes at once: 64 columns, fewer of a gated product or of what is left of a tile whose tokens are
+// rows of the matrix unit.
 struct GemmChunk {
   int expert, row, column;
   int rows;  // that may be written, at least 1
@@ -94,6 +106,73 @@ DEVICE void stage_chunk(const float* sums, const MatmulArgs& problem, const Gemm
   }
 }
 
+// The gates and ups of two tokens that are in a thread's registers: rows g and g + 8 of the matrix unit, where g is the
+// lane / 4. Where gates have the even rows and ups the odd ones, lanes exchange what they have too much: then those of an
+// even g have the pairs of g / 2, those of an odd one of (g + 7) / 2.
+template <GemmConfig c>
+DEVICE void pair_up(uint32_t& gates, uint32_t& ups) {
+  if constexpr (c.gates == GatePairs::neighbours) {
+    const bool odd = threadIdx.x / 4 % 2 != 0;
+    const uint32_t other = __shfl_xor_sync(0xffffffff, odd ? gates : ups, 4);
+    if (odd) gates = other;
+    else ups = other;
+  }
+}
+
+// Column g of 8 for the lanes 4 g to 4 g + 3, see pair_up().
+template <GemmConfig c>
+DEVICE uint32_t in_order(uint32_t word) {
+  if constexpr (c.gates == GatePairs::neighbours) {
+    const int lane = threadIdx.x % 32, g = lane / 4;
+    return __shfl_sync(0xffffffff, word, (g < 4 ? 2 * g : 2 * g - 7) * 4 + lane % 4);
+  }
+  return word;
+}
+
+// From the registers of a warpgroup, the activated products of its gates and ups from token `at` of the tile on, 32
+// columns of every 64. Products and biases are rounded as if they had been stored.
+template <GemmConfig c>
+DEVICE void stage_gated_chunk(const GemmSums<c>& sums, int at, const MatmulArgs& problem, const GemmChunk& chunk,
+                              char* buffer) {
+  using T = typename GemmShape<c>::Out;
+  static_assert(!c.tokens_as_rows && !c.addend && sizeof(T) == 2);
+  const Gating<T, c.form, c.limited> gating(problem.limit, problem.alpha, problem.up_offset);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, half = int(problem.columns / 2);
+#pragma unroll
+  for (int p = 0; p < GemmShape<c>::parts; ++p) {
+    const int column = chunk.column + p * 32 + warp * 8;
+    float bias[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      int at = 2 * column + lane / 4 + i * 8;
+      if constexpr (c.gates == GatePairs::eight_apart) {
+        const int n = column + lane / 4;
+        at = n >= half ? 2 * half : problem.gate_up == GateUp::alternating ? 2 * n + i : n + i * half;
+      }
+      bias[i] = load_bias<c>(problem, chunk.expert, at);
+    }
+#pragma unroll
+    for (int token = 0; token < GemmShape<c>::chunk; token += 16) {
+      uint32_t words[2];
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const float* of = sums[p] + (at + token) / 2 + j * 4;
+        uint32_t gates = Pair<T>::from_floats(finish<c>(of[0], problem.scale, bias[0]),
+                                              finish<c>(of[1], problem.scale, bias[0]));
+        uint32_t ups = Pair<T>::from_floats(finish<c>(of[2], problem.scale, bias[1]),
+                                            finish<c>(of[3], problem.scale, bias[1]));
+        pair_up<c>(gates, ups);
+        const auto& gate = reinterpret_cast<const Vec<T, 2>&>(gates);
+        const auto& up = reinterpret_cast<const Vec<T, 2>&>(ups);
+        words[j] = in_order<c>(Pair<T>::from_floats(gating(value(gate, 0), value(up, 0)),
+                                                    gating(value(gate, 1), value(up, 1))));
+      }
+      store_two_matrices_transposed(
+          staged<T>(buffer, token + lane / 8 % 2 * 8 + lane % 8, p * 32 + warp * 8), words);
+    }
+  }
+}
+
 // A staged chunk, by the threads of a warpgroup.
 template <GemmConfig c, int columns>
 DEVICE void copy_chunk(const MatmulArgs& problem, const GemmChunk& chunk, char* buffer) {
@@ -114,12 +193,14 @@ DEVICE void copy_chunk(const MatmulArgs& problem, const GemmChunk& chunk, char* 
 // Buffers in turn, with one barrier a chunk: whoever passes it has read what he copied himself from the buffer that
 // comes next, and the copy engine has read it too.
 template <GemmConfig c, int columns>
-DEVICE void write_chunk(const float* sums, const GemmKernelArgs& args, const GemmChunk& chunk, char* stage, int& turn) {
+DEVICE void write_chunk(const GemmSums<c>& sums, int part, int at, const GemmKernelArgs& args, const GemmChunk& chunk,
+                        char* stage, int& turn) {
   using Shape = GemmShape<c>;
   const int warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128;
   char* buffer = stage + (warpgroup * Shape::buffers + turn) * Shape::chunk_bytes;
   turn = turn + 1 == Shape::buffers ? 0 : turn + 1;
-  stage_chunk<c, columns>(sums, args.problem, chunk, buffer);
+  if constexpr (c.gates != GatePairs::none) stage_gated_chunk<c>(sums, at, args.problem, chunk, buffer);
+  else stage_chunk<c, columns>(sums[part] + at / 2, args.problem, chunk, buffer);
   if constexpr (c.bulk) {
     publish_to_copies();
     if (thread == 0) wait_stores_read<Shape::buffers - 2>();
@@ -143,29 +224,39 @@ template <GemmConfig c>
 DEVICE void write_tile(const GemmSums<c>& sums, const GemmKernelArgs& args, const GemmTile& tile, char* stage,
                        int& turn) {
   using Shape = GemmShape<c>;
+  if constexpr (c.gates != GatePairs::none) {
+    const int column = (tile.n + first_row<c>()) / 2;
 #pragma unroll
-  for (int p = 0; p < Shape::parts; ++p) {
-    const int tall = first_row<c>() + p * 64;
-    if constexpr (c.tokens_as_rows) {
-      constexpr int whole = c.tile_n / 64 * 64;
-      const int row = tile.m + tall;
-      if (row >= tile.end) continue;
+    for (int at = 0; at < c.tile_m; at += Shape::chunk) {
+      const int row = tile.m + at;
+      if (row < tile.end && column < out_columns<c>(args.problem))
+        write_chunk<c, 32 * Shape::parts>(sums, 0, at, args, {tile.expert, row, column, tile.end - row}, stage, turn);
+    }
+  } else {
 #pragma unroll
-      for (int at = 0; at < whole; at += 64)
-        if (tile.n + at < args.problem.columns)
-          write_chunk<c, 64>(sums[p] + at / 2, args, {tile.expert, row, tile.n + at, tile.end - row}, stage, turn);
-      if constexpr (whole < c.tile_n)
-        if (tile.n + whole < args.problem.columns)
-          write_chunk<c, c.tile_n - whole>(sums[p] + whole / 2, args,
-                                           {tile.expert, row, tile.n + whole, tile.end - row}, stage, turn);
-    } else {
-      const int column = tile.n + tall;
-      if (column >= args.problem.columns) continue;
+    for (int p = 0; p < Shape::parts; ++p) {
+      const int tall = first_row<c>() + p * 64;
+      if constexpr (c.tokens_as_rows) {
+        constexpr int whole = c.tile_n / 64 * 64;
+        const int row = tile.m + tall;
+        if (row >= tile.end) continue;
 #pragma unroll
-      for (int at = 0; at < c.tile_m; at += Shape::chunk) {
-        const int row = tile.m + at;
-        if (row < tile.end)
-          write_chunk<c, 64>(sums[p] + at / 2, args, {tile.expert, row, column, tile.end - row}, stage, turn);
+        for (int at = 0; at < whole; at += 64)
+          if (tile.n + at < args.problem.columns)
+            write_chunk<c, 64>(sums, p, at, args, {tile.expert, row, tile.n + at, tile.end - row}, stage, turn);
+        if constexpr (whole < c.tile_n)
+          if (tile.n + whole < args.problem.columns)
+            write_chunk<c, c.tile_n - whole>(sums, p, whole, args,
+                                             {tile.expert, row, tile.n + whole, tile.end - row}, stage, turn);
+      } else {
+        const int column = tile.n + tall;
+        if (column >= args.problem.columns) continue;
+#pragma unroll
+        for (int at = 0; at < c.tile_m; at += Shape::chunk) {
+          const int row = tile.m + at;
+          if (row < tile.end)
+            write_chunk<c, 64>(sums, p, at, args, {tile.expert, row, column, tile.end - row}, stage, turn);
+        }
       }
     }
   }

@@ -75,6 +75,15 @@ DEVICE void tensor_load(void* shared, const TensorMap& map, int x, int y, int z,
       : "memory");
 }
 
+DEVICE void tensor_load(void* shared, const TensorMap& map, int x, int y, int z, int u, int v, uint64_t* barrier,
+                        uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+      " [%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8;" ::
+          "r"(shared_address(shared)), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(u), "r"(v), "r"(shared_address(barrier)),
+      "l"(policy) : "memory");
+}
+
 // Data that is read once goes first, before what other kernels wrote and will read.
 DEVICE uint64_t cache_policy(bool read_once) {
   uint64_t first, normal;
@@ -127,6 +136,25 @@ DEVICE void arrive_at(uint64_t* barrier, uint32_t block) {
       "mapa.shared::cluster.u32 remote, %0, %1;\n"
       "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
       "}\n" ::"r"(shared_address(barrier)), "r"(block) : "memory");
+}
+
+// The same, for what this thread stored before to be seen by who then waits with wait_barrier_in_cluster().
+DEVICE void publish_at(uint64_t* barrier, uint32_t block) {
+  asm volatile(
+      "{\n"
+      ".reg .u32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n"
+      "}\n" ::"r"(shared_address(barrier)), "r"(block) : "memory");
+}
+DEVICE void wait_barrier_in_cluster(uint64_t* barrier, uint32_t parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}\n" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
 }
 
 DEVICE void cluster_sync() {

@@ -88,6 +88,7 @@ template <Operand type, int columns, bool rows_dense_k, bool columns_dense_k, bo
 DEVICE void multiply(float* d, uint64_t rows_at, uint64_t columns_at) {
   PRODUCT(16, 8, "%8", "%9", "%10", "%11")
   PRODUCT(32, 16, "%16", "%17", "%18", "%19")
+  PRODUCT(48, 24, "%24", "%25", "%26", "%27")
   PRODUCT(64, 32, "%32", "%33", "%34", "%35")
   PRODUCT(80, 40, "%40", "%41", "%42", "%43")
   PRODUCT(96, 48, "%48", "%49", "%50", "%51")

@@ -1,7 +1,7 @@
 // What the matrix products hand to the kernels of a GPU.
 #pragma once
 
-#include "../cpu/types.h"
+#include "activation.h"
 
 namespace deepinfer {
 
@@ -13,7 +13,11 @@ enum class RowGroups : int { none, ends, counts, batch, depth };
 // `once`: sum, scale, bias and addend are rounded together. `rounded`: the sum is rounded before the bias is added.
 enum class BiasStep : int { none, once, rounded };
 
-// out[m, n] = scale * sum_k x[m, k] * weight[e(m), n, k] + bias[e(m), n] + addend[m, n]
+// Of the columns of a product, after bias and rounding: `halves`: gate, then up; `alternating`: gate and up in turn.
+enum class GateUp : int { none, halves, alternating };
+
+// out[m, n] = scale * sum_k x[m, k] * weight[e(m), n, k] + bias[e(m), n] + addend[m, n]; or act(gate) * up of that, half
+// as many columns.
 struct MatmulArgs {
   const void* x;
   const void* weight;
@@ -40,6 +44,13 @@ struct MatmulArgs {
   RowGroups row_groups;
   BiasStep bias_step;
   bool fill;  // rows of no group become zeros
+  GateUp gate_up;
+  Gated form;
+  float limit, alpha, up_offset;  // see GatedArgs
+  // For groups of unequal size, or null: a zero on the device, with which tiles are handed out, and another such number
+  // that is set to zero for a later product.
+  int32_t* handed_out;
+  int32_t* later_handed_out;
 };
 
 }  // namespace deepinfer

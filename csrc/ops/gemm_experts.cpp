@@ -217,9 +217,10 @@ Tensor permute_on_cuda(const ExpertLayer& layer, const DeviceMap& map) {
   return out;
 }
 
-Tensor product_on_cuda(const ExpertLayer& layer, const DeviceMap& map, const Tensor& x, const Tensor& weight,
-                       const std::optional<Tensor>& bias) {
-  Tensor out = layer.matrix(x.size(0), weight.size(1));
+// `gate_up`: activated. The offsets' first 0 and a count, which nobody needs, serve to hand out tiles.
+Tensor product_on_cuda(const ExpertLayer& layer, DeviceMap& map, const Tensor& x, const Tensor& weight,
+                       const std::optional<Tensor>& bias, GateUp gate_up, bool first) {
+  Tensor out = layer.matrix(x.size(0), gate_up == GateUp::none ? weight.size(1) : layer.intermediate());
   const Tensor x_operand = as_tokens(x), weight_operand = as_operand(weight);
   MatmulArgs args{};
   set_x(args, x_operand);
@@ -227,8 +228,18 @@ Tensor product_on_cuda(const ExpertLayer& layer, const DeviceMap& map, const Ten
   args.dtype = args.out_dtype = layer.dtype;
   args.rows = x.size(0);
   args.depth = x.size(1);
-  args.columns = args.out_stride = weight.size(1);
+  args.columns = weight.size(1);
+  args.out_stride = out.size(1);
   args.experts = layer.experts();
+  auto* offsets = static_cast<int32_t*>(map.ends.mutable_data_ptr());
+  int32_t* const counts = offsets + layer.experts() + 1;
+  args.handed_out = first ? offsets : counts;
+  args.later_handed_out = first ? counts : nullptr;
+  args.gate_up = gate_up;
+  args.form = layer.form;
+  args.limit = layer.limit;
+  args.alpha = layer.alpha;
+  args.up_offset = layer.up_offset;
   args.groups = static_cast<const int32_t*>(map.ends.const_data_ptr()) + 1;
   args.row_groups = RowGroups::ends;
   args.bias = bias ? bias->const_data_ptr() : nullptr;
@@ -238,6 +249,13 @@ Tensor product_on_cuda(const ExpertLayer& layer, const DeviceMap& map, const Ten
   args.out = out.mutable_data_ptr();
   matmul(args, x);
   return out;
+}
+
+// Whether the product can pair gates with ups: as they lie in the weight, 8 rows at a time, or as neighbours.
+bool can_gate(const ExpertLayer& layer, const Tensor& weight) {
+  const bool dense_k = layer.hidden() == 1 || weight.stride(2) == 1;
+  return cuda::uses_copy_engine(layer.x.get_device_index()) && layer.dtype != DType::f32 && layer.hidden() > 0 &&
+         (dense_k ? layer.intermediate() % 8 == 0 : layer.interleaved);
 }
 
 Tensor activate_on_cuda(const ExpertLayer& layer, const Tensor& hidden) {
@@ -260,10 +278,14 @@ Tensor activate_on_cuda(const ExpertLayer& layer, const Tensor& hidden) {
 
 Tensor experts_on_cuda(const ExpertLayer& layer) {
   const Tensor ids = dense(layer.topk_ids), weights = dense(layer.topk_weights);
-  const DeviceMap map = map_on_cuda(layer, ids);
+  DeviceMap map = map_on_cuda(layer, ids);
   const Tensor x = permute_on_cuda(layer, map);
-  const Tensor hidden = product_on_cuda(layer, map, x, layer.gate_up, layer.gate_up_bias);
-  const Tensor y = product_on_cuda(layer, map, activate_on_cuda(layer, hidden), layer.down, layer.down_bias);
+  const Tensor gate_up_weight = as_operand(layer.gate_up);
+  const bool gated = can_gate(layer, gate_up_weight);
+  const GateUp gate_up = !gated ? GateUp::none : layer.interleaved ? GateUp::alternating : GateUp::halves;
+  const Tensor hidden = product_on_cuda(layer, map, x, gate_up_weight, layer.gate_up_bias, gate_up, true);
+  const Tensor y = product_on_cuda(layer, map, gated ? hidden : activate_on_cuda(layer, hidden), layer.down,
+                                   layer.down_bias, GateUp::none, false);
   Tensor out = layer.matrix(layer.tokens(), layer.hidden());
   const auto* slots_to_rows = static_cast<const int32_t*>(map.slots_to_rows.const_data_ptr());
   cuda::moe_unpermute(sum_of(layer, y, out, weights, slots_to_rows), x.get_device_index());
