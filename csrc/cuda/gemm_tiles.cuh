@@ -32,12 +32,15 @@ struct GemmTiles {
   static constexpr int side_by_side = c.split ? 1 : c.cluster;
   static constexpr int kMostExperts = 1024;
 
-  int count, n_tiles;
+  int count;
   const int32_t* tile_ends;  // of the tiles of each expert, in shared memory
   const MatmulArgs* problem;
 
   DEVICE int first() const { return blockIdx.x / c.cluster; }
   DEVICE int step() const { return gridDim.x / c.cluster; }
+  DEVICE int n_tiles() const {
+    return int((problem->columns + c.tile_n * side_by_side - 1) / (c.tile_n * side_by_side));
+  }
 
   // The rows of an expert. Whatever the groups hold, they stay inside x.
   DEVICE void rows_of(int expert, int& begin, int& end) const {
@@ -59,16 +62,15 @@ struct GemmTiles {
   // By all threads of the block.
   DEVICE void prepare(const MatmulArgs& of) {
     problem = &of;
-    n_tiles = int((of.columns + c.tile_n * side_by_side - 1) / (c.tile_n * side_by_side));
     if constexpr (!counted) {
-      count = n_tiles * int((of.rows + c.tile_m - 1) / c.tile_m) * (apart ? int(of.experts) : 1);
+      count = n_tiles() * int((of.rows + c.tile_m - 1) / c.tile_m) * (apart ? int(of.experts) : 1);
     } else {
       __shared__ int32_t ends[kMostExperts];
       const int experts = int(of.experts);
       for (int e = threadIdx.x; e < experts; e += blockDim.x) {
         int begin, end;
         rows_of(e, begin, end);
-        ends[e] = (end - begin + c.tile_m - 1) / c.tile_m * n_tiles;
+        ends[e] = (end - begin + c.tile_m - 1) / c.tile_m * n_tiles();
       }
       __syncthreads();
       if (threadIdx.x < 32) {
@@ -114,7 +116,7 @@ struct GemmTiles {
       k_end = high < 0 ? 0 : high > depth ? depth : high;
       k = low < 0 ? 0 : low > k_end ? k_end : low;
     }
-    place_in_bands(i, n_tiles, (end - begin + c.tile_m - 1) / c.tile_m, n, m);
+    place_in_bands(i, n_tiles(), (end - begin + c.tile_m - 1) / c.tile_m, n, m);
     const int aside = side_by_side > 1 ? int(rank) : 0;
     return {expert, (n * side_by_side + aside) * c.tile_n, begin + m * c.tile_m, end, k, k_end};
   }
