@@ -94,16 +94,31 @@ def unfused(x, gate_up, down, topk_ids, topk_weights, *, gate_up_bias=None, down
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("tokens", [0, 1, 6, 150])
-def test_bit_equal_to_the_unfused_chain(device, dtype, with_bias, options, tokens):
-    x, gate_up, down, ids, weights = random_experts(tokens, 160, 52, 5, 3, dtype, device)
+@pytest.mark.parametrize(("intermediate", "dense_k"), [(52, True), (72, True), (72, False)])
+def test_bit_equal_to_the_unfused_chain(device, dtype, with_bias, options, tokens, intermediate, dense_k):
+    x, gate_up, down, ids, weights = random_experts(tokens, 160, intermediate, 5, 3, dtype, device)
+    if not dense_k:
+        gate_up = gate_up.transpose(1, 2).contiguous().transpose(1, 2)
     ids[torch.rand(ids.shape, device=device) < 0.1] = -1
     x, gate_up = 4 * x, 2 * gate_up  # far enough out for limits and saturated gates
     options = dict(options)
     if with_bias:
-        options["gate_up_bias"] = torch.randn(5, 104, device=device).to(dtype)
+        options["gate_up_bias"] = torch.randn(5, 2 * intermediate, device=device).to(dtype)
         options["down_bias"] = torch.randn(5, 160, device=device).to(dtype)
     expected = unfused(x, gate_up, down, ids, weights, **options)
     assert_bit_equal(ops.fused_experts(x, gate_up, down, ids, weights, **options), expected)
+
+
+# Tiles of very unequal experts are handed out in any order, again and again.
+@pytest.mark.parametrize("options", [{}, GPT_OSS], ids=str)
+@pytest.mark.parametrize("columns", [8, 264])
+def test_unequal_experts(device, options, columns):
+    x, gate_up, down, _, weights = random_experts(900, 72, columns, 40, 2, torch.bfloat16, device)
+    ids = (torch.rand(900, 2, device=device) ** 6 * 40).long()
+    expected = unfused(x, gate_up, down, ids, weights, **options)
+    for _ in range(3):
+        assert_bit_equal(ops.fused_experts(x, gate_up, down, ids, weights, **options), expected)
+        assert_bit_equal(ops.fused_experts(x[:9], gate_up, down, ids[:9], weights[:9], **options), expected[:9])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
