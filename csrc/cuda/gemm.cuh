@@ -39,15 +39,14 @@ class GemmWork {
     }
   }
 
-  // The next tile of which the block does all that it does of any.
+  // The next tile of which the block does all that it does of any. All know the first one.
   DEVICE bool next() {
     if constexpr (c.handed_out) {
+      const bool first = !queue_.used();
+      tile = first || fetches_ ? (next_ < count_ ? next_ : -1) : queue_.hear(!loads_);
       if (fetches_) {
-        tile = next_ < count_ ? next_ : -1;
-        queue_.tell(tile);
-        if (tile >= 0) next_ = atomicAdd(args_.problem.handed_out, 1) + step_;  // nobody waits for it until it is needed
-      } else {
-        tile = queue_.hear(!loads_);
+        if (!first) queue_.tell(tile);
+        if (tile >= 0) next_ = atomicAdd(args_.problem.handed_out, 1) + int(gridDim.x / c.cluster);
       }
       return tile >= 0;
     }

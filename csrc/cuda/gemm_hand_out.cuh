@@ -29,7 +29,7 @@ class TileQueue {
 
   DEVICE void tell(int tile) {
     const int place = turn_ % places;
-    wait_barrier_in_cluster(&shared_.empty[place], turn_++ / places % 2 ^ 1);
+    wait_barrier_in_cluster(&shared_.empty[place], turn_ / places % 2 ^ 1);
     for (int block = 0; block < c.cluster; ++block) {
       store_to_cluster(reinterpret_cast<uint32_t*>(&shared_.tiles[place]), block, uint32_t(tile));
       publish_at(&shared_.full[place], block);
@@ -39,16 +39,19 @@ class TileQueue {
   // `warp`: all threads of a warp call this together, otherwise one thread.
   DEVICE int hear(bool warp) {
     const int place = turn_ % places;
-    wait_barrier_in_cluster(&shared_.full[place], turn_++ / places % 2);
+    wait_barrier_in_cluster(&shared_.full[place], turn_ / places % 2);
     const int tile = *const_cast<const volatile int32_t*>(&shared_.tiles[place]);
     if (warp) __syncwarp();
     if (!warp || threadIdx.x % 32 == 0) publish_at(&shared_.empty[place], 0);
     return tile;
   }
 
+  // Whether this is not the first tile, which is known without the queue. Before each tile.
+  DEVICE bool used() { return ++turn_ >= 0; }
+
  private:
   Shared& shared_;
-  int turn_ = 0;
+  int turn_ = -2;
 };
 
 }  // namespace deepinfer
