@@ -31,6 +31,7 @@ class GemmWork {
       : args_(args), queue_(queue), loads_(loads), fetches_(loads && rank == 0),
         stages_(int((args.problem.depth + GemmShape<c>::depth - 1) / GemmShape<c>::depth)),
         next_(tiles.first()), step_(tiles.step()), count_(c.streamed ? args.whole : tiles.count) {
+    tile = next_ < count_ ? next_ : -1;
     begin = c.split ? int(rank * stages_ / c.cluster) : 0;
     end = c.split ? int((rank + 1) * stages_ / c.cluster) : stages_;
     if constexpr (c.streamed) {
@@ -42,12 +43,11 @@ class GemmWork {
   // The next tile of which the block does all that it does of any. All know the first one.
   DEVICE bool next() {
     if constexpr (c.handed_out) {
-      const bool first = !queue_.used();
-      tile = first || fetches_ ? (next_ < count_ ? next_ : -1) : queue_.hear(!loads_);
-      if (fetches_) {
-        if (!first) queue_.tell(tile);
-        if (tile >= 0) next_ = atomicAdd(args_.problem.handed_out, 1) + int(gridDim.x / c.cluster);
+      if (queue_.used()) {
+        tile = fetches_ ? (next_ < count_ ? next_ : -1) : queue_.hear(!loads_);
+        if (fetches_) queue_.tell(tile);
       }
+      if (fetches_ && tile >= 0) next_ = atomicAdd(args_.problem.handed_out, 1) + int(gridDim.x / c.cluster);
       return tile >= 0;
     }
     if (next_ >= count_) return false;
