@@ -182,7 +182,7 @@ GemmTiling grouped_rows(const GemmShapeFacts& f) {
   if (rows <= 64) return {128, 64, 2, 0, 1, 0, 0, 1};
   if (has_block_scales(f)) return {128, 128, 2, 0, rows > 256 ? 2 : 1, 0, 0, 1, 1};
   if (f.result.scaled) return {128, 128, 2, 0, rows > 512 ? 2 : 1, 0, 0, 1};
-  if (f.x_dense_k) return {128, 192, 2, 0, 2, 0, 0, 1, 0, 1};
+  if (f.x_dense_k && f.result.bulk) return {128, 192, 2, 0, 2, 0, 0, 1, 0, 1};
   return {128, 256, 2, 0, 2, 0, 0, 1};
 }
 
