@@ -13,8 +13,9 @@ VENV ?= .venv
 NPU_TORCH ?= torch==2.13.0+cpu torch_npu==2.13.0
 NPU_VENV ?= .venv-npu
 NPU_SAMPLE ?= 1
-NPU_TESTS := tests/npu $(addprefix tests/test_, $(addsuffix .py, norm activation moe_dispatch moe_router rope \
-	rope_qk_norm gemm))
+NPU_TESTS := tests/npu $(addprefix tests/test_, $(addsuffix .py, norm norm_quant activation activation_quant quant \
+	quant_formats moe_dispatch moe_router moe_scaled rope rope_qk_norm \
+	gemm))
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 

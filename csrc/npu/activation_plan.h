@@ -6,7 +6,11 @@
 namespace deepinfer::npu {
 
 // Tiles of as many whole rows as the unified buffer takes, or of a part of one row.
-GatedTiling tile_gated(const GatedArgs& args, const Chip& chip);
+// Quantised, if `gated` has no `out`.
+GatedTiling tile_gated(const GatedQuantArgs& args, const Chip& chip);
+
+// Whether a row fits the core with its codes, and its groups are whole blocks of them.
+bool quantizes_rows(const GatedQuantArgs& args, const Chip& chip);
 
 // Cores that have work.
 int64_t blocks_of(const GatedTiling& tiling, const Chip& chip);

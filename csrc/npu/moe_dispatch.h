@@ -9,6 +9,7 @@ int64_t cores(int device);
 int64_t most_local_experts();
 void expert_map(const ExpertMapArgs& args, int32_t* counts_of_chunks, int device);
 void moe_permute(const MoePermuteArgs& args, int device);
+void moe_permute_scales(const MoePermuteScalesArgs& args, int device);
 int64_t most_choices();
 void moe_unpermute(const MoeUnpermuteArgs& args, int device);
 

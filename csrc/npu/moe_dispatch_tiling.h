@@ -24,6 +24,14 @@ struct PermuteTiling {
   int32_t buffers;   // chunks under way
 };
 
+// Strides are in scales.
+struct PermuteScalesTiling {
+  int64_t row_stride, column_stride, out_row_stride, out_column_stride;
+  int64_t columns, topk, rows, tokens;
+  int64_t scale_bytes, out_bytes;  // that the kernel may touch
+  int32_t chunk;                   // columns that are copied at once
+};
+
 struct UnpermuteTiling {
   int64_t row_stride, hidden_size, topk, rows, tokens;
   int64_t y_bytes;         // that the kernel may touch

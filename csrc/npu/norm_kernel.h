@@ -5,11 +5,14 @@
 // sum, scale. One scalar a row goes through the scalar unit, once for all rows of a tile. Bound by memory for long rows,
 // by the number of vector instructions (about 5 a row) for short ones.
 //
-// Config: `x`, `weight`, `out` (DType), `form` (WeightForm), `add` (int).
+// Rows may be quantised before they leave the core: then `out` are codes of whole rows, and the norm, rounded to its type
+// as if it had been written, goes through quantizer.h.
+//
+// Config: `x`, `weight`, `out` (DType), `form` (WeightForm), `add`, `quantized` (int), `code` (Code), `scale` (ScaleType).
 #pragma once
 
 #include "norm_tiling.h"
-#include "rows.h"
+#include "quantizer.h"
 
 namespace deepinfer::npu {
 
@@ -19,20 +22,33 @@ class RmsNorm {
   using W = Element<C::weight>;
   using Out = Element<C::out>;
   static constexpr bool kWeighted = C::form != WeightForm::none;
-  static constexpr bool kAdds = C::add != 0;
+  static constexpr bool kAdds = C::add != 0, kQuantizes = C::quantized != 0;
   static constexpr int32_t kLanes = 64;   // floats of a vector instruction's repeat
   static constexpr int32_t kSumStep = 8;  // the sum of a row has a block of its own
 
  public:
-  __aicore__ inline RmsNorm(GM_ADDR x, GM_ADDR residual, GM_ADDR weight, GM_ADDR out, GM_ADDR sum,
+  __aicore__ inline RmsNorm(GM_ADDR x, GM_ADDR residual, GM_ADDR weight, GM_ADDR out, GM_ADDR sum, GM_ADDR scales,
                             const RmsNormTiling& tiling)
       : tiling_(tiling) {
     x_.init(x, tiling.x_bytes, tiling.x_rows);
-    out_.init(out, tiling.out_bytes, tiling.hidden_size);
     const uint32_t elements = uint32_t(tiling.rows * tiling.pitch), row = uint32_t(tiling.pitch);
     const uint8_t buffers = uint8_t(tiling.buffers);
     pipe_.InitBuffer(x_queue_, buffers, elements * sizeof(X));
-    pipe_.InitBuffer(out_queue_, buffers, elements * sizeof(Out));
+    if constexpr (kQuantizes) {
+      codes_.init(out, tiling.out_bytes, code_bytes<C::code>(tiling.hidden_size));
+      const int32_t across = int32_t(tiling.scales.across);
+      quantizer_.init(pipe_, scales, tiling.scale_bytes, tiling.scales, tiling.rows * across);
+      pipe_.InitBuffer(out_queue_, buffers, uint32_t(code_bytes<C::code>(int32_t(elements))));
+      pipe_.InitBuffer(rounded_buffer_, elements * sizeof(Out));
+      rounded_ = rounded_buffer_.template Get<Out>();
+      if constexpr (C::code == Code::e2m1) {
+        pipe_.InitBuffer(more_buffer_, elements * sizeof(float));
+        more_ = more_buffer_.template Get<float>();
+      }
+    } else {
+      out_.init(out, tiling.out_bytes, tiling.hidden_size);
+      pipe_.InitBuffer(out_queue_, buffers, elements * sizeof(Out));
+    }
     if constexpr (kAdds) {
       residual_.init(residual, tiling.residual_bytes, tiling.residual_rows);
       sum_.init(sum, tiling.sum_bytes, tiling.hidden_size);
@@ -202,7 +218,9 @@ class RmsNorm {
       Muls(values, values, scales_.GetValue(uint32_t(i * kSumStep)), width);
     }
     PipeBarrier<PIPE_V>();
-    LocalTensor<Out> out = out_queue_.template AllocTensor<Out>();
+    LocalTensor<Out> out;
+    if constexpr (kQuantizes) out = rounded_;
+    else out = out_queue_.template AllocTensor<Out>();
     if constexpr (C::form == WeightForm::cast_mul && sizeof(X) < sizeof(float)) {
       const LocalTensor<X> rounded = out.template ReinterpretCast<X>();
       narrow(rounded, values_, elements);
@@ -218,12 +236,29 @@ class RmsNorm {
       PipeBarrier<PIPE_V>();
     }
     narrow(out, values_, elements);
-    out_queue_.EnQue(out);
-    out = out_queue_.template DeQue<Out>();
-    out_.write(out, row, count, begin, size, pitch);
-    out_queue_.FreeTensor(out);
+    if constexpr (kQuantizes) {
+      PipeBarrier<PIPE_V>();
+      widen(values_, out, elements);
+      PipeBarrier<PIPE_V>();
+      write_codes(row, count);
+    } else {
+      out_queue_.EnQue(out);
+      out = out_queue_.template DeQue<Out>();
+      out_.write(out, row, count, begin, size, pitch);
+      out_queue_.FreeTensor(out);
+    }
     hand_over<HardEvent::S_V>(pipe_);  // the scales have been read
     PipeBarrier<PIPE_V>();
+  }
+
+  __aicore__ inline void write_codes(int64_t row, int32_t count) {
+    const int32_t size = int32_t(tiling_.hidden_size), pitch = tiling_.pitch;
+    LocalTensor<uint8_t> codes = out_queue_.template AllocTensor<uint8_t>();
+    quantizer_.quantize_rows(codes, values_, squares_, more_, row, count, size, pitch, tiling_.group);
+    out_queue_.EnQue(codes);
+    codes = out_queue_.template DeQue<uint8_t>();
+    codes_.write(codes, row, count, 0, code_bytes<C::code>(size), code_bytes<C::code>(pitch));
+    out_queue_.FreeTensor(codes);
   }
 
   __aicore__ inline void whole_rows(int64_t row, int32_t count) {
@@ -296,6 +331,8 @@ class RmsNorm {
   TPipe pipe_;
   RowReader<X> x_, residual_;
   RowWriter<Out> out_;
+  RowWriter<uint8_t> codes_;
+  Quantizer<C::code, C::scale> quantizer_;
   RowWriter<X> sum_;
   GlobalTensor<Bits<X>> again_;
   GlobalTensor<Bits<W>> weights_;
@@ -303,13 +340,15 @@ class RmsNorm {
   TQue<TPosition::VECIN, 1> weight_queue_;
   TQue<TPosition::VECOUT, 2> out_queue_, sum_queue_;
   TBuf<TPosition::VECCALC> values_buffer_, squares_buffer_, scales_buffer_, ones_buffer_, total_buffer_, weight_buffer_;
-  LocalTensor<float> values_, squares_, scales_, ones_, total_, weight_;
+  TBuf<TPosition::VECCALC> rounded_buffer_, more_buffer_;
+  LocalTensor<float> values_, squares_, scales_, ones_, total_, weight_, more_;
+  LocalTensor<Out> rounded_;
 };
 
 template <typename Config>
-__aicore__ inline void rms_norm(GM_ADDR x, GM_ADDR residual, GM_ADDR weight, GM_ADDR out, GM_ADDR sum,
+__aicore__ inline void rms_norm(GM_ADDR x, GM_ADDR residual, GM_ADDR weight, GM_ADDR out, GM_ADDR sum, GM_ADDR scales,
                                 const RmsNormTiling& tiling) {
-  RmsNorm<Config> kernel(x, residual, weight, out, sum, tiling);
+  RmsNorm<Config> kernel(x, residual, weight, out, sum, scales, tiling);
   kernel.run();
 }
 

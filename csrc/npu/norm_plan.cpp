@@ -2,11 +2,14 @@
 
 #include <algorithm>
 
+#include "quant_plan.h"
 #include "tiling.h"
 
 namespace deepinfer::npu {
 
 namespace {
+
+bool is_quantized(const RmsNormArgs& args) { return args.quantized.codes != nullptr && args.out == nullptr; }
 
 // What a tile takes on the core. Mirrors the buffers of norm_kernel.h.
 int64_t bytes_on_core(const RmsNormArgs& args, int64_t rows, int64_t pitch, int64_t buffers) {
@@ -14,7 +17,12 @@ int64_t bytes_on_core(const RmsNormArgs& args, int64_t rows, int64_t pitch, int6
   const int64_t queues = x + out + (args.residual ? 2 * x : 0);
   constexpr int64_t kFloats = 2 * 4, kScales = 2 * 32, kTotal = 64 * 4;
   const int64_t weight = args.form == WeightForm::none ? 0 : pitch * (size_of(args.weight_dtype) + 4);
-  return rows * pitch * (buffers * queues + kFloats) + rows * kScales + weight + kTotal + kRounding;
+  // Codes take the place of the norm, which stays on the core.
+  const bool quantizes = is_quantized(args);
+  const int64_t codes = quantizes ? out + (args.quantized.code == Code::e2m1 ? 4 : 0) : 0;
+  const int64_t scales = quantizes ? quantizer_bytes(rows * args.quantized.scales.across) : 0;
+  const int64_t queued = quantizes ? queues - out + 1 : queues;
+  return rows * pitch * (buffers * queued + codes + kFloats) + rows * kScales + weight + scales + kTotal + kRounding;
 }
 
 }  // namespace
@@ -31,6 +39,13 @@ RmsNormTiling tile_rms_norm(const RmsNormArgs& args, const Chip& chip) {
   if (args.weight) tiling.weight_bytes = args.hidden_size * size_of(args.weight_dtype);
   tiling.out_bytes = args.x_rows.count * args.hidden_size * size_of(args.out_dtype);
   if (args.sum) tiling.sum_bytes = args.x_rows.count * args.hidden_size * size_of(args.dtype);
+  if (is_quantized(args)) {
+    const QuantizedRows& rows = args.quantized;
+    tiling.out_bytes = code_bytes_of(rows.code, args.x_rows.count * args.hidden_size);
+    tiling.scales = rows.scales;
+    tiling.scale_bytes = bytes_of(rows.scales, args.x_rows.count);
+    tiling.group = int32_t(rows.group);
+  }
   tiling.eps = args.eps;
 
   const auto fits = [&](int64_t rows, int64_t pitch, int64_t buffers) {
@@ -51,6 +66,13 @@ RmsNormTiling tile_rms_norm(const RmsNormArgs& args, const Chip& chip) {
   tiling.pitch = int32_t(round_up(chunk, alignment));
   tiling.buffers = int32_t(buffers);
   return tiling;
+}
+
+bool quantizes_rows(const RmsNormArgs& args, const Chip& chip) {
+  const QuantizedRows& rows = args.quantized;
+  const int64_t alignment = code_alignment(rows.code);
+  const bool aligned = args.hidden_size % alignment == 0 && rows.group % alignment == 0;
+  return aligned && bytes_on_core(args, 1, args.hidden_size, 1) <= chip.buffer_bytes;
 }
 
 int64_t blocks_of(const RmsNormTiling& tiling, const Chip& chip) {

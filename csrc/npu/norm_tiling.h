@@ -8,11 +8,13 @@ namespace deepinfer::npu {
 struct RmsNormTiling {
   Rows x_rows, residual_rows;
   int64_t hidden_size;
-  int64_t x_bytes, residual_bytes, weight_bytes, out_bytes, sum_bytes;  // that the kernel may touch
+  int64_t x_bytes, residual_bytes, weight_bytes, out_bytes, sum_bytes, scale_bytes;  // that the kernel may touch
+  Scales scales;  // of rows that are quantised
   float eps;
   int32_t rows;     // of a tile
   int32_t chunk;    // elements of a row that are on the core at once: all, or a multiple of kPiece
   int32_t pitch;    // elements from row to row on the core
+  int32_t group;    // elements that share a scale
   int32_t buffers;  // of each queue: 2 to load the next tile beside the work on this one
 
   // Squares are summed piece by piece, so that the order of the sum does not depend on the size of the chunk.

@@ -68,6 +68,7 @@ struct SignedOf<2> {
 template <int bytes>
 using SignedBits = typename SignedOf<bytes>::type;
 
+constexpr int64_t kLongestGap = 0xffffffff;  // between the pieces of a copy, in bytes
 constexpr int32_t kBlockBytes = 32;  // of the unified buffer: what copies and vectors are aligned to
 
 template <typename T>
@@ -108,7 +109,6 @@ class RowReader {
   __aicore__ inline void read(const LocalTensor<T>& to, int64_t row, int32_t count, int64_t begin, int32_t size,
                               int32_t pitch) const {
     const LocalTensor<Bits<T>> bits = to.template ReinterpretCast<Bits<T>>();
-    constexpr int64_t kLongestGap = 0xffffffff;
     const int64_t stride = rows_->dims == 1 ? rows_->strides[0] : 0;
     const int64_t gap = (stride - size) * int64_t(sizeof(T));
     if (count > 1 && rows_->dims == 1 && gap >= 0 && gap <= kLongestGap) {
@@ -119,10 +119,18 @@ class RowReader {
     }
   }
 
-  // `count` pieces of `size` elements of one row, one after the other from element `begin` on.
-  __aicore__ inline void read_pieces(const LocalTensor<T>& to, int64_t row, int64_t begin, int32_t count, int32_t size,
-                                     int32_t pitch) const {
-    move(to.template ReinterpretCast<Bits<T>>(), row_offset(*rows_, row) + begin, count, size, 0, pitch);
+  // `count` pieces of `size` elements, `stride` elements from one to the next, the first `begin` elements after a row.
+  __aicore__ inline void read_block(const LocalTensor<T>& to, int64_t row, int64_t begin, int32_t count, int64_t stride,
+                                    int32_t size, int32_t pitch) const {
+    const LocalTensor<Bits<T>> bits = to.template ReinterpretCast<Bits<T>>();
+    const int64_t offset = row_offset(*rows_, row) + begin, gap = (stride - size) * int64_t(sizeof(T));
+    if (count == 1) {
+      move(bits, offset, 1, size, 0, pitch);
+    } else if (gap >= 0 && gap <= kLongestGap) {
+      move(bits, offset, count, size, uint32_t(gap), pitch);
+    } else {
+      for (int32_t i = 0; i < count; ++i) move(bits[uint32_t(i * pitch)], offset + i * stride, 1, size, 0, pitch);
+    }
   }
 
  private:
@@ -164,13 +172,18 @@ class RowWriter {
   }
 
   // As RowReader's.
-  __aicore__ inline void write_pieces(const LocalTensor<T>& from, int64_t row, int64_t begin, int32_t count,
-                                      int32_t size, int32_t pitch) const {
+  __aicore__ inline void write_block(const LocalTensor<T>& from, int64_t row, int64_t begin, int32_t count,
+                                     int64_t stride, int32_t size, int32_t pitch) const {
+    const LocalTensor<Bits<T>> bits = from.template ReinterpretCast<Bits<T>>();
+    const int64_t gap = (stride - size) * int64_t(sizeof(T));
+    const bool together = count == 1 || gap <= kLongestGap;
     DataCopyExtParams params;
-    params.blockCount = uint16_t(count);
+    params.blockCount = uint16_t(together ? count : 1);
     params.blockLen = uint32_t(size) * uint32_t(sizeof(T));
     params.srcStride = uint32_t(pitch - whole_blocks<T>(size)) * uint32_t(sizeof(T)) / kBlockBytes;
-    DataCopyPad(data_[uint64_t(row * width_ + begin)], from.template ReinterpretCast<Bits<T>>(), params);
+    params.dstStride = together && count > 1 ? uint32_t(gap) : 0;
+    for (int32_t i = 0; i < count; i += params.blockCount)
+      DataCopyPad(data_[uint64_t(row * width_ + begin + i * stride)], bits[uint32_t(i * pitch)], params);
   }
 
  private:

@@ -2,30 +2,44 @@
 // fused multiply-add. Tokens are dealt to the cores; the rows of a token come in one after the other, two under way.
 // Choices without a row are left out, one out of range makes the token NaN. Bound by memory: every row is read once.
 //
-// Config: `dtype`, `weights` (DType).
+// Rows may be codes of e4m3 with a scale each, which multiplies the weight.
+//
+// Config: `dtype`, `weights` (DType), `coded` (int): rows are codes of `code` (Code).
 #pragma once
 
 #include "moe_dispatch_tiling.h"
-#include "rows.h"
+#include "codes.h"
 
 namespace deepinfer::npu {
+
+template <bool coded, typename T>
+struct RowOf {
+  using type = T;
+};
+template <typename T>
+struct RowOf<true, T> {
+  using type = uint8_t;
+};
 
 template <typename C>
 class Unpermute {
   using T = Element<C::dtype>;
   using W = Element<C::weights>;
+  using Row = typename RowOf<C::coded != 0, T>::type;
 
  public:
-  __aicore__ inline Unpermute(GM_ADDR y, GM_ADDR map, GM_ADDR weights, GM_ADDR out, const UnpermuteTiling& tiling)
+  __aicore__ inline Unpermute(GM_ADDR y, GM_ADDR map, GM_ADDR weights, GM_ADDR row_scales, GM_ADDR out,
+                               const UnpermuteTiling& tiling)
       : tiling_(tiling) {
     const uint64_t slots = uint64_t(tiling.tokens * tiling.topk);
-    y_.SetGlobalBuffer((__gm__ Bits<T>*)y, uint64_t(tiling.y_bytes) / sizeof(T));
+    y_.SetGlobalBuffer((__gm__ Bits<Row>*)y, uint64_t(tiling.y_bytes) / sizeof(Row));
+    row_scales_.SetGlobalBuffer((__gm__ float*)row_scales, C::coded ? uint64_t(tiling.rows) : 0);
     map_.SetGlobalBuffer((__gm__ int32_t*)map, slots);
     weights_.SetGlobalBuffer((__gm__ Bits<W>*)weights, tiling.has_weights ? slots : 0);
     out_.init(out, tiling.tokens * tiling.hidden_size * int64_t(sizeof(T)), tiling.hidden_size);
     const uint32_t chunk = uint32_t(tiling.chunk);
     const uint32_t entries = uint32_t(tiling.tokens_at_once * (tiling.topk > 0 ? tiling.topk : 1));
-    pipe_.InitBuffer(y_queue_, 2, chunk * sizeof(T));
+    pipe_.InitBuffer(y_queue_, 2, chunk * sizeof(Row));
     pipe_.InitBuffer(out_queue_, 2, chunk * sizeof(T));
     pipe_.InitBuffer(floats_, 2 * chunk * sizeof(float));
     pipe_.InitBuffer(map_buffer_, entries * sizeof(int32_t));
@@ -72,7 +86,7 @@ class Unpermute {
   // Elements from `begin` on of a token, the `index`th of those whose map is on the core.
   __aicore__ inline void sum_rows(int64_t token, int32_t index, int64_t begin) {
     const int64_t left = tiling_.hidden_size - begin;
-    const int32_t size = left < tiling_.chunk ? int32_t(left) : tiling_.chunk, n = whole_blocks<T>(size);
+    const int32_t size = left < tiling_.chunk ? int32_t(left) : tiling_.chunk, n = whole_blocks<Row>(size);
     Duplicate(sum_, 0.0f, n);
     PipeBarrier<PIPE_V>();
     for (int32_t j = 0; j < tiling_.topk; ++j) {
@@ -84,7 +98,9 @@ class Unpermute {
         PipeBarrier<PIPE_V>();
         break;
       }
-      add_row(row, begin, size, tiling_.has_weights ? factors_.GetValue(entry) : 1.0f);
+      float factor = tiling_.has_weights ? factors_.GetValue(entry) : 1.0f;
+      if constexpr (C::coded) factor = factor * row_scales_.GetValue(uint64_t(row));
+      add_row(row, begin, size, factor);
     }
     LocalTensor<T> out = out_queue_.template AllocTensor<T>();
     narrow(out, sum_, n);
@@ -96,20 +112,21 @@ class Unpermute {
   }
 
   __aicore__ inline void add_row(int64_t row, int64_t begin, int32_t size, float factor) {
-    const int32_t n = whole_blocks<T>(size);
-    LocalTensor<T> y = y_queue_.template AllocTensor<T>();
+    const int32_t n = whole_blocks<Row>(size);
+    LocalTensor<Row> y = y_queue_.template AllocTensor<Row>();
     DataCopyExtParams params;
-    params.blockLen = uint32_t(size) * uint32_t(sizeof(T));
-    DataCopyPadExtParams<Bits<T>> padding;
+    params.blockLen = uint32_t(size) * uint32_t(sizeof(Row));
+    DataCopyPadExtParams<Bits<Row>> padding;
     padding.isPad = true;
     padding.rightPadding = uint8_t(n - size);
-    DataCopyPad(y.template ReinterpretCast<Bits<T>>(), y_[uint64_t(row * tiling_.row_stride + begin)], params, padding);
+    DataCopyPad(y.template ReinterpretCast<Bits<Row>>(), y_[uint64_t(row * tiling_.row_stride + begin)], params, padding);
     y_queue_.EnQue(y);
-    y = y_queue_.template DeQue<T>();
-    widen(term_, y, n);
+    y = y_queue_.template DeQue<Row>();
+    if constexpr (C::coded) decode<C::code>(term_, y, term_, term_, n);
+    else widen(term_, y, n);
     y_queue_.FreeTensor(y);
     PipeBarrier<PIPE_V>();
-    if (tiling_.has_weights) {
+    if (C::coded || tiling_.has_weights) {
       Muls(term_, term_, factor, n);
       PipeBarrier<PIPE_V>();
     }
@@ -119,7 +136,8 @@ class Unpermute {
 
   const UnpermuteTiling& tiling_;
   TPipe pipe_;
-  GlobalTensor<Bits<T>> y_;
+  GlobalTensor<Bits<Row>> y_;
+  GlobalTensor<float> row_scales_;
   GlobalTensor<int32_t> map_;
   GlobalTensor<Bits<W>> weights_;
   RowWriter<T> out_;
@@ -132,9 +150,9 @@ class Unpermute {
 };
 
 template <typename Config>
-__aicore__ inline void moe_unpermute(GM_ADDR y, GM_ADDR map, GM_ADDR weights, GM_ADDR out,
+__aicore__ inline void moe_unpermute(GM_ADDR y, GM_ADDR map, GM_ADDR weights, GM_ADDR row_scales, GM_ADDR out,
                                      const UnpermuteTiling& tiling) {
-  Unpermute<Config> kernel(y, map, weights, out, tiling);
+  Unpermute<Config> kernel(y, map, weights, row_scales, out, tiling);
   kernel.run();
 }
 

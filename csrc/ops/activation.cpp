@@ -10,6 +10,7 @@
 #include "../cpu/parallel.h"
 #include "../cuda/activation.h"
 #include "../npu/activation.h"
+#include "../npu/quant.h"
 #include "indices.h"
 #include "quant_format.h"
 #include "rows.h"
@@ -144,6 +145,18 @@ Tensor use_map(const char* op, GatedQuantArgs& args, const Tensor& map, const Te
   return dense;
 }
 
+// In two steps where the kernel does not do both.
+void gated_quant_on_npu(const char* op, GatedQuantArgs& args, const Tensor& gate, const std::vector<int64_t>& sizes,
+                        const QuantFormat& format) {
+  const int device = gate.get_device_index();
+  npu::check_codes(op, format.code, format.scale, device);
+  if (npu::quantizes_rows(args, device)) return npu::gated_quant(args, device);
+  Tensor rows = new_tensor(gate, sizes, gate.scalar_type());
+  args.gated.out = rows.mutable_data_ptr();
+  npu::gated_quant(args, device);
+  quantize_rows(op, rows, args.quantized);
+}
+
 std::tuple<Tensor, Tensor> silu_and_mul_quant(const Tensor& gate, const std::optional<Tensor>& up,
                                               std::optional<double> limit, double alpha, double up_offset,
                                               const std::optional<Tensor>& row_weights,
@@ -169,6 +182,8 @@ std::tuple<Tensor, Tensor> silu_and_mul_quant(const Tensor& gate, const std::opt
   args.quantized = result.rows;
   if (gate.is_cuda()) {
     cuda::gated_quant(args, gate.get_device_index());
+  } else if (is_npu(gate)) {
+    gated_quant_on_npu(op, args, gate, in.sizes, format);
   } else {
     cpu::parallel(cpu::gated_quant, args, in.args.gate_rows.count, in.args.size * kCost);
   }
@@ -207,9 +222,6 @@ static void implement(auto& m) {
 
 STABLE_TORCH_LIBRARY_IMPL(deepinfer, CPU, m) { implement(m); }
 STABLE_TORCH_LIBRARY_IMPL(deepinfer, CUDA, m) { implement(m); }
-STABLE_TORCH_LIBRARY_IMPL(deepinfer, PrivateUse1, m) {
-  m.impl("silu_and_mul", TORCH_BOX(&silu_and_mul));
-  m.impl("gelu_and_mul", TORCH_BOX(&gelu_and_mul));
-}
+STABLE_TORCH_LIBRARY_IMPL(deepinfer, PrivateUse1, m) { implement(m); }
 
 }  // namespace deepinfer

@@ -9,6 +9,7 @@
 #include "../cpu/parallel.h"
 #include "../cuda/moe_dispatch.h"
 #include "../npu/moe_dispatch.h"
+#include "../npu/quant.h"
 #include "expert_map.h"
 #include "indices.h"
 #include "quant_format.h"
@@ -205,6 +206,8 @@ std::tuple<Tensor, Tensor> moe_permute_scaled(const Tensor& x, const Tensor& sca
   args.bytes = int(scales.element_size());
   if (x.is_cuda()) {
     cuda::moe_permute_scales(args, x.get_device_index());
+  } else if (is_npu(x)) {
+    npu::moe_permute_scales(args, x.get_device_index());
   } else {
     cpu::parallel(cpu::moe_permute_scales, args, rows, columns * args.bytes * 2);
   }
@@ -287,6 +290,7 @@ Tensor moe_unpermute_scaled(const Tensor& y, const Tensor& row_scales, const Ten
     weights = torch::stable::contiguous(torch::stable::to(*topk_weights, ScalarType::Float));
     args.weights = weights->const_data_ptr();
   }
+  if (is_npu(y)) npu::check_codes(op, Code::e4m3, ScaleType::f32, y.get_device_index());
   const ScalarType result = dtype.value_or(ScalarType::BFloat16);
   args.dtype = float_dtype(op, "dtype", result);
   const Tensor map = torch::stable::contiguous(slots_to_rows), scales = torch::stable::contiguous(row_scales);
@@ -321,10 +325,6 @@ static void implement(auto& m) {
 
 STABLE_TORCH_LIBRARY_IMPL(deepinfer, CPU, m) { implement(m); }
 STABLE_TORCH_LIBRARY_IMPL(deepinfer, CUDA, m) { implement(m); }
-STABLE_TORCH_LIBRARY_IMPL(deepinfer, PrivateUse1, m) {
-  m.impl("moe_expert_map", TORCH_BOX(&moe_expert_map));
-  m.impl("moe_permute", TORCH_BOX(&moe_permute));
-  m.impl("moe_unpermute", TORCH_BOX(&moe_unpermute));
-}
+STABLE_TORCH_LIBRARY_IMPL(deepinfer, PrivateUse1, m) { implement(m); }
 
 }  // namespace deepinfer

@@ -1,7 +1,8 @@
 // rms_norm_quant and add_rms_norm_quant: schemas, argument checks, outputs. Only the launch depends on the device.
 
 #include "../cuda/norm.h"
-#include "../cuda/quant.h"
+#include "../npu/norm.h"
+#include "../npu/quant.h"
 #include "norm_op.h"
 #include "quant_format.h"
 #include "rows.h"
@@ -10,22 +11,9 @@ namespace deepinfer {
 
 namespace {
 
-// Quantises the rows of a norm that has been written.
-void quantize_on_device(const char* op, const RmsNormArgs& args, const Tensor& normed) {
-  const QuantizedRows& rows = args.quantized;
-  QuantizeArgs quantize{};
-  quantize.x = normed.const_data_ptr();
-  quantize.codes = rows.codes;
-  quantize.scales = rows.scales;
-  quantize.dtype = args.out_dtype;
-  quantize.code = rows.code;
-  Blocks& blocks = quantize.blocks;
-  blocks.matrices = rows_of(op, normed);
-  blocks.rows = blocks.block_rows = blocks.down = 1;
-  blocks.columns = args.hidden_size;
-  blocks.block_columns = rows.group;
-  blocks.across = rows.scales.across;
-  cuda::quantize(quantize, normed.get_device_index());
+bool is_one_kernel(const RmsNormArgs& args, const Tensor& x) {
+  if (x.is_cuda()) return cuda::quantizes_rows(args);
+  return !is_npu(x) || npu::quantizes_rows(args, x.get_device_index());
 }
 
 // The norm that `args` describes, quantised; in two steps where no kernel does both.
@@ -33,14 +21,15 @@ std::tuple<Tensor, Tensor> quantized_norm(const char* op, RmsNormArgs& args, con
                                           int64_t group_size, const QuantFormat& format) {
   QuantizedResult result = new_quantized_rows(op, x, sizes_of(x), group_size, format);
   args.quantized = result.rows;
-  if (!x.is_cuda() || cuda::quantizes_rows(args)) {
+  if (is_npu(x)) npu::check_codes(op, format.code, format.scale, x.get_device_index());
+  if (is_one_kernel(args, x)) {
     launch_norm(args, x);
     return {result.codes, result.scales};
   }
   Tensor normed = new_tensor(x, sizes_of(x), inputs.out_dtype());
   args.out = normed.mutable_data_ptr();
   launch_norm(args, x);
-  quantize_on_device(op, args, normed);
+  quantize_rows(op, normed, result.rows);
   return {result.codes, result.scales};
 }
 
@@ -90,5 +79,6 @@ static void implement(auto& m) {
 
 STABLE_TORCH_LIBRARY_IMPL(deepinfer, CPU, m) { implement(m); }
 STABLE_TORCH_LIBRARY_IMPL(deepinfer, CUDA, m) { implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(deepinfer, PrivateUse1, m) { implement(m); }
 
 }  // namespace deepinfer

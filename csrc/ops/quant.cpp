@@ -72,9 +72,12 @@ void launch_on_cpu(void (*kernel)(const Args&, int64_t, int64_t), const Args& ar
   cpu::parallel(kernel, args, b.matrices.count * b.down * b.strips, b.strip * b.block_rows * b.block_columns * 4);
 }
 
-void launch(const QuantizeArgs& args, const Tensor& x, Tensor& out) {
+void launch(const char* op, const QuantizeArgs& args, const Tensor& x, Tensor& out) {
   if (x.is_cuda()) return cuda::quantize(args, x.get_device_index());
-  if (is_npu(x)) return npu::quantize(args, x.get_device_index());
+  if (is_npu(x)) {
+    npu::check_codes(op, args.code, args.scales.type, x.get_device_index());
+    return npu::quantize(args, x.get_device_index());
+  }
   launch_on_cpu(cpu::quantize, args, out);
 }
 
@@ -93,8 +96,7 @@ std::tuple<Tensor, Tensor> quantize(const char* op, const Tensor& x, const Cut& 
   Tensor codes = new_codes(x, cut.sizes, format);
   Tensor scales = new_scales(op, x, cut.sizes, cut.down, cut.across, format, args.scales);
   args.codes = codes.mutable_data_ptr();
-  if (is_npu(x)) npu::check_quantize(op, args);
-  launch(args, x, codes);
+  launch(op, args, x, codes);
   return {codes, scales};
 }
 
@@ -163,7 +165,7 @@ Tensor quantization_scales(const Tensor& x, std::vector<int64_t> block_size, std
   const Tensor dense = with_dense_rows(x);
   QuantizeArgs args = quantize_args(op, dense, cut, format.code);
   Tensor scales = new_scales(op, x, cut.sizes, cut.down, cut.across, format, args.scales);
-  launch(args, x, scales);
+  launch(op, args, x, scales);
   return scales;
 }
 
@@ -213,7 +215,7 @@ Tensor quantize_with_scales(const Tensor& x, const Tensor& scales, std::vector<i
   args.given = true;
   Tensor codes = new_codes(x, cut.sizes, format);
   args.codes = codes.mutable_data_ptr();
-  launch(args, x, codes);
+  launch(op, args, x, codes);
   return codes;
 }
 
@@ -239,6 +241,9 @@ Tensor dequantize(const Tensor& q, const Tensor& scales, std::vector<int64_t> bl
   args.out = out.mutable_data_ptr();
   if (q.is_cuda()) {
     cuda::dequantize(args, q.get_device_index());
+  } else if (is_npu(q)) {
+    npu::check_codes(op, args.code, args.scales.type, q.get_device_index());
+    npu::dequantize(args, q.get_device_index());
   } else {
     launch_on_cpu(cpu::dequantize, args, out);
   }
@@ -279,9 +284,6 @@ static void implement(auto& m) {
 
 STABLE_TORCH_LIBRARY_IMPL(deepinfer, CPU, m) { implement(m); }
 STABLE_TORCH_LIBRARY_IMPL(deepinfer, CUDA, m) { implement(m); }
-STABLE_TORCH_LIBRARY_IMPL(deepinfer, PrivateUse1, m) {
-  m.impl("quantize_per_token_group", TORCH_BOX(&quantize_per_token_group));
-  m.impl("quantize_per_token", TORCH_BOX(&quantize_per_token));
-}
+STABLE_TORCH_LIBRARY_IMPL(deepinfer, PrivateUse1, m) { implement(m); }
 
 }  // namespace deepinfer

@@ -3,6 +3,10 @@
 #include <algorithm>
 #include <limits>
 
+#include "../cuda/quant.h"
+#include "../npu/quant.h"
+#include "rows.h"
+
 namespace deepinfer {
 
 namespace {
@@ -121,6 +125,23 @@ QuantizedResult new_quantized_rows(const char* op, const Tensor& like, const std
   Tensor scales = new_scales(op, like, sizes, down, blocks_in(columns, rows.group), format, rows.scales);
   rows.codes = codes.mutable_data_ptr();
   return {codes, scales, rows};
+}
+
+void quantize_rows(const char* op, const Tensor& x, const QuantizedRows& rows) {
+  QuantizeArgs args{};
+  args.x = x.const_data_ptr();
+  args.codes = rows.codes;
+  args.scales = rows.scales;
+  args.dtype = float_dtype(op, "x", x);
+  args.code = rows.code;
+  Blocks& blocks = args.blocks;
+  blocks.matrices = rows_of(op, x);
+  blocks.rows = blocks.block_rows = blocks.down = 1;
+  blocks.columns = x.size(x.dim() - 1);
+  blocks.block_columns = rows.group;
+  blocks.across = rows.scales.across;
+  if (x.is_cuda()) cuda::quantize(args, x.get_device_index());
+  else npu::quantize(args, x.get_device_index());
 }
 
 }  // namespace deepinfer

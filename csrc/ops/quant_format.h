@@ -50,4 +50,7 @@ struct QuantizedResult {
 QuantizedResult new_quantized_rows(const char* op, const Tensor& like, const std::vector<int64_t>& sizes,
                                    int64_t group_size, const QuantFormat& format);
 
+// Quantises rows that a kernel has written, on their device, a GPU or an NPU.
+void quantize_rows(const char* op, const Tensor& x, const QuantizedRows& rows);
+
 }  // namespace deepinfer

@@ -14,6 +14,9 @@ needs_standin = [
 ]
 
 
+OLD = os.environ.get("DEEPINFER_STANDIN_SOC", "").startswith("Ascend910")  # without float8
+
+
 def on_npu(value):
     """With the strides of the value."""
     if not isinstance(value, torch.Tensor):
@@ -61,6 +64,57 @@ def quant() -> None:
 
 def quant_long() -> None:
     compare(ops.quantize_per_token, bf16(3, 50000), dtype=torch.int8)
+
+
+E4M3, E2M1 = torch.float8_e4m3fn, torch.float4_e2m1fn_x2
+
+
+def quant_e4m3() -> None:
+    codes(ops.quantize_per_block, bf16(2, 70, 260), [16, 60], dtype=E4M3, scale_dtype=torch.int32)
+
+
+def quant_given() -> None:
+    x = torch.randn(30, 96) * 100
+    x[3, 40], x[4, 50] = torch.nan, torch.inf
+    codes(ops.quantize_with_scales, x, torch.rand(2, 3), [16, 32], dtype=E4M3)
+
+
+def quant_columns() -> None:
+    codes(ops.quantize_per_channel, bf16(300, 200), 100, dtype=E2M1, scale_layout="column")
+
+
+def quant_columns_int8() -> None:
+    compare(ops.quantize_per_channel, bf16(300, 200), 100, dtype=torch.int8)
+
+
+def norm_quant() -> None:
+    compare(ops.rms_norm_quant, bf16(300, 256), bf16(256), 1e-6, group_size=32, dtype=torch.int8, rtol=2)
+
+
+def silu_quant() -> None:
+    slots = torch.randperm(300).int()
+    slots[::7] = -1
+    compare(ops.silu_and_mul_quant, bf16(300, 512), row_weights=torch.rand(300), rows_to_slots=slots,
+            dtype=torch.int8, rtol=2)  # fmt: skip
+
+
+def dequant() -> None:
+    pair = ops.quantize_per_token_group(torch.randn(40, 200), 40, dtype=E2M1, scale_dtype=torch.float8_e8m0fnu)
+    compare(ops.dequantize, *pair, [1, 40])
+
+
+def dequant_int8() -> None:
+    compare(ops.dequantize, *ops.quantize_per_token_group(torch.randn(1200, 300), 30, dtype=torch.int8), [1, 30])
+
+
+def codes(op, *args, **kwargs) -> None:
+    """As :func:`compare`, of bytes."""
+
+    def plain(result):
+        results = result if isinstance(result, tuple) else (result,)
+        return tuple(t.contiguous().view(torch.uint8) for t in results)
+
+    compare(lambda *a, **k: plain(op(*a, **k)), *args, **kwargs)
 
 
 def rope() -> None:
@@ -114,6 +168,17 @@ def router_any_row() -> None:
     options = {"score": "sqrt_softplus", "num_groups": 10, "topk_groups": 3, "group_score": "max"}
     compare(ops.moe_router, logits, 6, **options, rtol=1e-5)
     compare(ops.moe_router, logits, 6, score_after_topk=True, ids_dtype=torch.int32, rtol=1e-5)
+
+
+def permute_scales() -> None:
+    rows_to_slots, *_ = ops.moe_expert_map(expert_ids(), 40, alignment=8)
+    compare(ops.moe_permute_scaled, bf16(700, 64), torch.rand(700, 3), rows_to_slots, 3, scale_layout="column")
+
+
+def unpermute_scales() -> None:
+    _, slots_to_rows, *_ = ops.moe_expert_map(expert_ids(), 40, alignment=8)
+    rows = torch.randn(2500, 100).to(E4M3)
+    compare(ops.moe_unpermute_scaled, rows, torch.rand(2500), slots_to_rows, torch.rand(700, 3))
 
 
 def gelu_long() -> None:

@@ -49,6 +49,18 @@ CALLS = {
         3 * 7168,
         "ops.quantize_per_token_group(bf16(n, 7168), dtype=torch.int8)",
     ),
+    "quantize_per_token_group, e4m3, 7168": (4096, 3 * 7168, "ops.quantize_per_token_group(bf16(n, 7168))"),
+    "quantize_per_token_group, e2m1 of 32, 7168": (
+        4096,
+        7168 * 2.5,
+        "ops.quantize_per_token_group(bf16(n, 7168), 32, dtype=torch.float4_e2m1fn_x2, scale_dtype=torch.int32)",
+    ),
+    "quantize_per_block, e4m3, 7168": (4096, 3 * 7168, "ops.quantize_per_block(bf16(128 * max(1, n // 128), 7168))"),
+    "dequantize, e4m3 of 128, 7168": (
+        4096,
+        3 * 7168,
+        "ops.dequantize(torch.zeros(n, 7168, dtype=torch.float8_e4m3fn).npu(), torch.ones(n, 56).npu(), [1, 128])",
+    ),
     "rotary_embedding, 32 heads of 128": (
         4096,
         4 * 32 * 128,
@@ -106,6 +118,8 @@ def main() -> None:
         if not name.startswith(tuple(sys.argv[1:] or [""])):
             continue
         for label, chip in CHIPS.items():
+            if label == "910B" and ("e4m3" in name or "e2m1" in name):
+                continue
             # As many tokens a core as the real chip would have, as far as the model is quick enough.
             here = max(8, tokens * CORES_OF_THE_STANDIN // chip.cores // 8)
             work = _run(call, here, chip)

@@ -1,4 +1,4 @@
-"""What of the quant family NPUs have: int8 codes and float32 scales of the groups of a row."""
+"""What of the quant family all NPUs have: int8 codes with float32 scales. The 950 runs the tests of the family too."""
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ pytestmark = [
     pytest.mark.skipif(not (hasattr(torch, "npu") and torch.npu.is_available()), reason="no Ascend NPU here"),
 ]
 
+NEW = hasattr(torch, "npu") and torch.npu.is_available() and "950" in torch.npu.get_device_name()
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 OPTIONS = [{}, {"round_scale": True}, {"scale_layout": "column"}]
 
@@ -72,9 +73,10 @@ def test_empty(shape):
     matches(torch.empty(shape), 4)
 
 
+@pytest.mark.skipif(NEW, reason="this NPU knows these formats")
 def test_other_formats_are_refused():
     x = torch.randn(2, 64).npu()
-    with pytest.raises(ValueError, match="quantize_per_token_group: on an NPU dtype must be int8"):
+    with pytest.raises(ValueError, match=r"quantize_per_token_group: on an NPU without float8 .* dtype must be int8"):
         ops.quantize_per_token_group(x)
-    with pytest.raises(ValueError, match="quantize_per_token: on an NPU scale_dtype must be float32"):
+    with pytest.raises(ValueError, match=r"quantize_per_token: on an NPU without .* scale_dtype must be float32"):
         ops.quantize_per_token(x, dtype=torch.int8, scale_dtype=torch.float8_e8m0fnu)

@@ -17,7 +17,7 @@ namespace {
 
 enum Type : int {
   kFloat = 0, kHalf = 1, kInt8 = 2, kInt32 = 3, kUint8 = 4, kInt16 = 6, kInt64 = 9, kDouble = 11, kBool = 12,
-  kComplex64 = 16, kBfloat16 = 27, kE5m2 = 35, kE4m3 = 36, kE8m0 = 37,
+  kComplex64 = 16, kBfloat16 = 27, kE5m2 = 35, kE4m3 = 36, kE8m0 = 37, kE2m1 = 40,
 };  // fmt: skip
 
 struct Tensor {
@@ -41,7 +41,8 @@ struct Tensor {
       case kBool:
       case kE5m2:
       case kE4m3:
-      case kE8m0: return 1;
+      case kE8m0:
+      case kE2m1: return 1;  // two codes
       default: return 0;
     }
   }
@@ -71,6 +72,10 @@ T load(const char* from) {
 template <typename T>
 void store(char* to, T value) { std::memcpy(to, &value, sizeof(value)); }
 
+double from_exponent(uint8_t exponent) {
+  return exponent == 0xff ? std::numeric_limits<double>::quiet_NaN() : std::ldexp(1.0, exponent - 127);
+}
+
 bool read(int type, const char* from, double& value) {
   switch (type) {
     case kFloat: return value = load<float>(from), true;
@@ -84,6 +89,7 @@ bool read(int type, const char* from, double& value) {
     case kInt32: return value = load<int32_t>(from), true;
     case kInt64: return value = double(load<int64_t>(from)), true;
     case kE4m3: return value = twin::to_float(load<fp8_e4m3fn_t>(from)), true;
+    case kE8m0: return value = from_exponent(load<uint8_t>(from)), true;
     default: return false;
   }
 }
@@ -99,7 +105,8 @@ bool write(int type, char* to, double value) {
     case kInt16: return store(to, int16_t(value)), true;
     case kInt32: return store(to, int32_t(value)), true;
     case kInt64: return store(to, int64_t(value)), true;
-    case kE4m3: return store(to, twin::from_float<fp8_e4m3fn_t>(float(value))), true;
+    case kE4m3: return store(to, std::isnan(value) ? uint8_t(0x7f) : twin::from_float<fp8_e4m3fn_t>(float(value)).bits), true;
+    case kE8m0: return store(to, std::isnan(value) ? uint8_t(0xff) : uint8_t(std::ilogb(value) + 127)), true;
     case kComplex64: return store(to, float(value)), store(to + 4, 0.f), true;
     default: return false;
   }

@@ -57,12 +57,10 @@ inline bfloat16_t from_float<bfloat16_t>(float x) {
   return {uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
 }
 
-// e4m3 without infinities, saturating: the largest is 448. A NaN stays one; the hardware's default makes 0 of it, so
-// kernels may not rely on either.
+// e4m3 without infinities. What is too large, and NaN, is the caller's to refuse.
 template <>
 inline fp8_e4m3fn_t from_float<fp8_e4m3fn_t>(float x) {
   const uint8_t sign = std::signbit(x) ? 0x80 : 0;
-  if (std::isnan(x)) return {uint8_t(sign | 0x7f)};
   const float magnitude = std::fabs(x);
   if (magnitude >= 448) return {uint8_t(sign | 0x7e)};
   if (magnitude < 0x1p-6f) return {uint8_t(sign | uint8_t(std::nearbyint(magnitude * 512)))};

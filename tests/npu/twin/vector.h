@@ -21,6 +21,8 @@ constexpr bool one_of = (std::is_same_v<T, Allowed> || ...);
 template <typename T>
 constexpr bool is_arithmetic = one_of<T, float, half, int16_t, int32_t>;
 template <typename T>
+constexpr bool is_word = one_of<T, int16_t, uint16_t>;
+template <typename T>
 constexpr bool is_floating = one_of<T, float, half>;
 
 inline void check_count(int64_t count) {
@@ -100,6 +102,7 @@ TWIN_BINARY(Mul, detail::is_arithmetic, x * y)
 TWIN_BINARY(Div, detail::is_floating, x / y)
 TWIN_BINARY(Max, detail::is_arithmetic, x < y ? y : x)
 TWIN_BINARY(Min, detail::is_arithmetic, y < x ? y : x)
+TWIN_BINARY(And, detail::is_word, x & y)
 #undef TWIN_BINARY
 
 #define TWIN_SCALAR(name, expression)                                                                       \
@@ -159,8 +162,13 @@ namespace detail {
 
 // Whether the mode is one that the table of conversions lists for these types; CAST_NONE only where nothing is lost.
 template <typename To, typename From>
-constexpr bool converts(RoundMode mode) {
+bool converts(RoundMode mode) {
   const bool rounds = mode >= RoundMode::CAST_RINT && mode <= RoundMode::CAST_TRUNC;
+  if (twin::core().arch().number >= 3510) {
+    if (std::is_same_v<From, float> && std::is_same_v<To, fp8_e4m3fn_t>) return mode == RoundMode::CAST_RINT;
+    if (std::is_same_v<From, fp8_e4m3fn_t> && std::is_same_v<To, float>) return mode == RoundMode::CAST_NONE;
+    if (std::is_same_v<From, int32_t> && std::is_same_v<To, uint8_t>) return mode == RoundMode::CAST_NONE;
+  }
   if (std::is_same_v<From, float>)
     return rounds && one_of<To, half, bfloat16_t, int16_t, int32_t, float>;
   if (std::is_same_v<From, half>)
@@ -188,6 +196,13 @@ inline float round_by(RoundMode mode, float x) {
 template <typename To, typename From>
 To convert(RoundMode mode, From x) {
   float value;
+  if constexpr (std::is_same_v<From, int32_t> && std::is_same_v<To, uint8_t>) {
+    if (x < 0 || x > 255) twin::core().fail("an integer that the destination does not hold");
+  }
+  if constexpr (std::is_same_v<To, fp8_e4m3fn_t>) {
+    if (std::isnan(x)) twin::core().fail("a NaN, of which each mode of the chip makes another code");
+    if (std::fabs(x) >= 464) twin::core().fail("a value that e4m3 does not hold, of which modes make other codes");
+  }
   if constexpr (std::is_integral_v<From>) value = float(x);
   else value = twin::to_float(x);
   if constexpr (std::is_integral_v<To>) {
