@@ -4,6 +4,7 @@ Each runs in a forked child with a kernel source folder of its own.
 """
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import calls
@@ -43,10 +44,10 @@ MUTANTS = {
     ),
     "norm: result copied out before it is queued": Mutant(
         "norm_kernel.h",
-        "    out_queue_.EnQue(out);\n    out = out_queue_.template DeQue<Out>();\n"
-        "    out_.write(out, row, count, begin, size, pitch);\n",
-        "    out_.write(out, row, count, begin, size, pitch);\n"
-        "    out_queue_.EnQue(out);\n    out = out_queue_.template DeQue<Out>();\n",
+        "      out_queue_.EnQue(out);\n      out = out_queue_.template DeQue<Out>();\n"
+        "      out_.write(out, row, count, begin, size, pitch);\n",
+        "      out_.write(out, row, count, begin, size, pitch);\n"
+        "      out_queue_.EnQue(out);\n      out = out_queue_.template DeQue<Out>();\n",
         "on pipe MTE3 is not ordered after a write on pipe V", calls.norm,
     ),
     "norm: rows dealt to two cores": Mutant(
