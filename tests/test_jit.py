@@ -387,3 +387,34 @@ def test_cli_doctor(fake):
     status, out, _ = run_cli({"DEEPINFER_NVRTC": MISSING, "DEEPINFER_JIT_COMPILER": "nvrtc"}, "doctor")
     assert status == 0
     assert "pip install nvidia-cuda-nvrtc" in out
+
+
+# vllm-ascend#117, MinerU#2537: which of torch, torch_npu and CANN does not fit the others.
+def test_cli_doctor_of_an_npu(fake, tmp_path, monkeypatch):
+    """Every state of a machine is told, none ends the report."""
+    for name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "LD_LIBRARY_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    status, out, _ = run_cli({**fake, "HOME": str(tmp_path)}, "doctor")
+    assert status == 0
+    assert "torch_npu        not installed" in out and re.search(r"\nCANN +none: neither ASCEND_HOME_PATH", out)
+    assert re.search(r"\nNPU compiler +none: it comes with CANN", out) and re.search(
+        r"\nNPU +none: no /dev/davinci0", out
+    )
+
+    installed = tmp_path / "site" / "torch_npu-9.9.9.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: torch_npu\nVersion: 9.9.9\n")
+    toolkit = tmp_path / "cann"
+    (toolkit / "runtime").mkdir(parents=True)
+    (toolkit / "version.cfg").write_text("# of parts\nversion=[9.1.0:9.1.0]\n")
+    (tmp_path / "libhccl.so").touch()
+    path = os.pathsep.join([str(installed.parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**fake, "PYTHONPATH": path, "ASCEND_HOME_PATH": str(toolkit), "LD_LIBRARY_PATH": str(tmp_path)}
+    status, out, _ = run_cli(environment, "doctor")
+    assert status == 0
+    assert "torch_npu        9.9.9\n                 does not fit torch " in out
+    assert "misses libascendcl.so, libacl_op_compiler.so" in out and "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in out
+    assert f"version 9.1.0:9.1.0, {toolkit}" in out and "incomplete: no compiler, opp in it" in out
+
+    status, out, _ = run_cli({**fake, "ASCEND_HOME_PATH": "/nowhere"}, "doctor")
+    assert status == 0 and "ASCEND_HOME_PATH is /nowhere, which is no folder" in out

@@ -87,6 +87,11 @@ def device_arch(device: int = 0) -> str:
     return _ops._jit_arch(10 * major + minor)
 
 
+def npu_arch(device: int = 0) -> str:
+    """The same of an NPU. Raises RuntimeError: there is no CANN, or are no kernels for the chip."""
+    return _ops._jit_npu_arch(device)
+
+
 def cache_roots() -> list[Path]:
     """The cache folders, in the order in which they are searched; the first that can be written takes new kernels."""
     return [Path(root) for root in _ops._jit_cache_roots().splitlines()]

@@ -65,6 +65,8 @@ std::tuple<std::string, std::string> ascend_compiler() {
 
 std::string arch(int64_t capability) { return jit::DeviceFacts::arch_of(int(capability)); }
 
+std::string npu_arch(int64_t device) { return "dav-" + std::to_string(jit::npu_facts(int(device)).arch); }
+
 std::string cache_roots() { return lines_of(jit::Cache::from_environment().roots()); }
 int64_t cache_size() { return jit::Cache::from_environment().size_limit(); }
 std::string source_root() { return jit::source_root(); }
@@ -93,6 +95,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(deepinfer, m) {
   m.def("_jit_compiler() -> (str, str)");
   m.def("_jit_ascend_compiler() -> (str, str)");
   m.def("_jit_arch(int capability) -> str");
+  m.def("_jit_npu_arch(int device) -> str");
   m.def("_jit_cache_roots() -> str");
   m.def("_jit_cache_size() -> int");
   m.def("_jit_source_root() -> str");
@@ -109,6 +112,7 @@ STABLE_TORCH_LIBRARY_IMPL(deepinfer, CompositeExplicitAutograd, m) {
   m.impl("_jit_compiler", TORCH_BOX(&compiler));
   m.impl("_jit_ascend_compiler", TORCH_BOX(&ascend_compiler));
   m.impl("_jit_arch", TORCH_BOX(&arch));
+  m.impl("_jit_npu_arch", TORCH_BOX(&npu_arch));
   m.impl("_jit_cache_roots", TORCH_BOX(&cache_roots));
   m.impl("_jit_cache_size", TORCH_BOX(&cache_size));
   m.impl("_jit_source_root", TORCH_BOX(&source_root));

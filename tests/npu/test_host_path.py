@@ -149,3 +149,14 @@ def test_empty_input_launches_nothing():
     out = ops.rms_norm(torch.empty(0, 7).npu(), None, 1e-6, "none")
     assert out.shape == (0, 7) and out.device.type == "npu"
     assert_bit_equal(ops.rms_norm(torch.zeros(1, 8).npu(), None, 1.0, "none"), torch.zeros(1, 8))
+
+
+def test_doctor():
+    """Chip, architecture, compiler and toolkit of the stand-in, as of any NPU."""
+    command = [sys.executable, "-m", "torch_deepinfer.tools.cli", "doctor"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    home, arch = os.environ["ASCEND_HOME_PATH"], "dav-2201" if calls.OLD else "dav-3510"
+    soc = os.environ.get("DEEPINFER_STANDIN_SOC", "Ascend950PR_9599")
+    assert f"NPU              0: {soc}, kernels for {arch}\n" in done.stdout
+    assert "NPU compiler     bisheng host model of the tests, " in done.stdout
+    assert f", {home}\n" in done.stdout and "misses" not in done.stdout and "torch_npu        2." in done.stdout

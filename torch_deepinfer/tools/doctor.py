@@ -7,6 +7,7 @@ import torch
 
 import torch_deepinfer
 from torch_deepinfer import jit
+from torch_deepinfer.tools import ascend
 
 
 def _gpus() -> list[str]:
@@ -40,6 +41,10 @@ def _cache() -> list[str]:
     return lines
 
 
+def _count(pattern: str) -> int:
+    return len(list(jit.source_root().glob(pattern)))
+
+
 def run() -> int:
     """Prints the report; returns 0."""
     sections = {
@@ -48,7 +53,10 @@ def run() -> int:
         "CPU": [f"{torch.get_num_threads()} threads, {jit.cpu_isa()} kernels"],
         "GPU": _gpus(),
         "CUDA compiler": _compiler(),
-        "kernel sources": [f"{jit.source_root()}: {len(list(jit.source_root().glob('cuda/*.cuh')))} headers"],
+        **ascend.sections(),
+        "kernel sources": [
+            f"{jit.source_root()}: {_count('cuda/*.cuh')} CUDA headers, {_count('npu/*.h')} Ascend C headers"
+        ],
         "kernel cache": [*_cache(), f"kept below {jit.cache_size_limit() / 2**20:.0f} MiB each"],
     }
     for title, lines in sections.items():
