@@ -15,7 +15,7 @@ NPU_VENV ?= .venv-npu
 NPU_SAMPLE ?= 1
 NPU_TESTS := tests/npu $(addprefix tests/test_, $(addsuffix .py, norm norm_quant activation activation_quant quant \
 	quant_formats moe_dispatch moe_router moe_scaled rope rope_qk_norm \
-	gemm))
+	gemm topk))
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
@@ -63,7 +63,7 @@ $(NPU_VENV)/torch.done:
 
 test-npu: install $(NPU_VENV)/torch.done
 	@echo "==> NPU tests: torch_npu on a stand-in runtime, kernels on a host model; nothing runs on Ascend silicon"
-	$(NPU_VENV)/bin/python tests/npu/standin.py -m pytest -m npu --npu-sample $(NPU_SAMPLE) $(NPU_TESTS) $(ARGS)
+	$(NPU_VENV)/bin/python tests/npu/standin.py -m pytest -m "npu and not slow" --npu-sample $(NPU_SAMPLE) $(NPU_TESTS) $(ARGS)
 
 bench: install
 	@for script in $(filter-out %/harness.py,$(wildcard benchmarks/*.py)); do \

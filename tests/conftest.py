@@ -16,7 +16,7 @@ import torch_deepinfer  # noqa: F401
 NPU_FAMILIES = {
     "test_norm": 1, "test_norm_quant": 8, "test_activation": 1, "test_activation_quant": 1, "test_moe_dispatch": 1,
     "test_moe_router": 1, "test_moe_scaled": 1, "test_quant": 2, "test_quant_formats": 2, "test_rope": 1,
-    "test_rope_qk_norm": 1, "test_gemm": 1,
+    "test_rope_qk_norm": 1, "test_gemm": 1, "test_topk": 1,
 }  # fmt: skip
 
 # In this order, before any other file starts a device: kernels that are loaded already would not be compiled again.

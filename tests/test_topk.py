@@ -68,24 +68,27 @@ KINDS = list(_patterns(1, 1, torch.float32))
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [1, 17, 600, 5000, 20001])
 def test_matches_reference(device, dtype, size, order):
-    for x in patterns(3, size, dtype).values():
+    for i, x in enumerate(patterns(3, size, dtype).values()):
         for k in (1, 512, size):
-            check(x.to(device), k, **order)
+            if device != "npu" or size < 20000 or (i + k) % 4 == 0:  # the model of an NPU is slow
+                check(x.to(device), k, **order)
 
 
 # Some blocks or threads for each row, and k whose list fits and does not fit in shared memory.
 @pytest.mark.parametrize("rows, size", [(1, 150001), (2, 70001), (5, 40000)])
 @pytest.mark.parametrize("k", [50, 2133, 4096, 5000])
 def test_few_long_rows(device, rows, size, k):
-    for x in patterns(rows, size, torch.bfloat16).values():
+    kinds = list(patterns(rows, size, torch.bfloat16).values())
+    for x in kinds[k % 4 :: 4] if device == "npu" else kinds:  # its model is slow
         check(x.to(device), k)
         check(x.float().to(device), k, sorted=True, index_dtype=torch.int64)
 
 
 def test_many_rows(device):
+    rows = 60 if device == "npu" else 600
     for size in (256, 1024, 4096, 9000):
-        check(torch.randn(600, size, device=device).bfloat16(), 512, return_values=False)
-        check(torch.randn(600, size, device=device), 50, sorted=True)
+        check(torch.randn(rows, size, device=device).bfloat16(), 512, return_values=False)
+        check(torch.randn(rows, size, device=device), 50, sorted=True)
 
 
 # sglang#31123: lengths that are negative, 0 or beyond the row.

@@ -8,6 +8,7 @@
 #include "../cpu/parallel.h"
 #include "../cpu/topk.h"
 #include "../cuda/topk.h"
+#include "../npu/topk.h"
 #include "check.h"
 #include "rows.h"
 
@@ -69,6 +70,12 @@ void launch_on_cuda(TopkArgs& args, const Tensor& x) {
   cuda::topk(args, x.get_device_index());
 }
 
+void launch(TopkArgs& args, const Tensor& x) {
+  if (x.is_cuda()) return launch_on_cuda(args, x);
+  if (is_npu(x)) return npu::topk(args, x.get_device_index());
+  launch_on_cpu(args, x);
+}
+
 std::tuple<Tensor, Tensor> topk(const Tensor& x, int64_t k, const std::optional<Tensor>& lengths,
                                 const std::optional<Tensor>& offsets, bool sorted, bool sorted_index,
                                 const std::optional<ScalarType>& index_dtype, bool return_values,
@@ -111,7 +118,7 @@ std::tuple<Tensor, Tensor> topk(const Tensor& x, int64_t k, const std::optional<
   args.x_rows = rows_of(op, dense);
   args.values = return_values ? values.mutable_data_ptr() : nullptr;
   args.indices = indices.mutable_data_ptr();
-  if (args.x_rows.count > 0 && k > 0) x.is_cuda() ? launch_on_cuda(args, x) : launch_on_cpu(args, x);
+  if (args.x_rows.count > 0 && k > 0) launch(args, x);
   return {values, indices};
 }
 
@@ -128,5 +135,6 @@ static void implement(auto& m) { m.impl("topk", TORCH_BOX(&topk)); }
 
 STABLE_TORCH_LIBRARY_IMPL(deepinfer, CPU, m) { implement(m); }
 STABLE_TORCH_LIBRARY_IMPL(deepinfer, CUDA, m) { implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(deepinfer, PrivateUse1, m) { implement(m); }
 
 }  // namespace deepinfer

@@ -208,3 +208,24 @@ def gemm_row() -> None:
 def gemm_finish() -> None:
     c, bias = bf16(150, 300), bf16(300)
     compare(ops.gemm, bf16(150, 40), bf16(40, 300) / 6, bias=bias, c=c, scale=0.5, rtol=2**-6)
+
+
+def topk() -> None:
+    """Rows of several chunks, without ties and with them."""
+    compare(ops.topk, torch.randn(2, 9000), 300)
+    x = torch.randint(0, 40, (9, 30000)).bfloat16() + torch.arange(30000).bfloat16() / 4096
+    compare(ops.topk, x, 700)
+
+
+def topk_sorted() -> None:
+    x = torch.randn(5, 9000)
+    x[:, ::3], x[:2, 5::17], x[2:, 7:1500:31] = -0.0, -torch.nan, torch.nan
+    x[:, 1::3].clamp_(max=0)
+    compare(ops.topk, x, 3100, sorted=True)
+
+
+def topk_windows() -> None:
+    """More than a core holds."""
+    x = torch.randint(0, 9, (2, 20001)).half()
+    compare(ops.topk, x, 9000, sorted=True, index_dtype=torch.int64)
+    compare(ops.topk, x, 9000)

@@ -75,6 +75,8 @@ CALLS = {
     ),
     "moe_expert_map, top 8 of 256": (4096, 96, "ops.moe_expert_map(ids(n), 256)"),
     "moe_permute, top 8, 7168": (4096, 4 * 8 * 7168, "ops.moe_permute(bf16(n, 7168), arange(8 * n), 8)"),
+    "topk, 2048 of 32768": (4096, 2 * 32768, "ops.topk(bf16(n, 32768), 2048, return_values=False)"),
+    "topk, 8 of 256, sorted": (4096, 2 * 256, "ops.topk(bf16(n, 256), 8, sorted=True)"),
     "moe_unpermute, top 8, 7168": (
         4096,
         2 * 9 * 7168,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import calls
 import mutants_gemm
+import mutants_topk
 import pytest
 from forking import Child
 from mutant import WRONG_VALUES, Mutant
@@ -317,6 +318,7 @@ MUTANTS = {
         "DataCopyPad to the core: (bytes|an offset)", calls.norm,
     ),
     **mutants_gemm.MUTANTS,
+    **mutants_topk.MUTANTS,
 }  # fmt: skip
 
 

@@ -173,3 +173,29 @@ def test_a_product_takes_all_cores(native):
         strides = [long(4096), long(4096), long(7168)]
         native.gemm_tiling(1, 1, long(rows), long(7168), long(4096), 1, 1, *strides, arch, 20, result)
         assert result[0] * result[1] >= least and result[5] == 20
+
+
+@hypothesis.settings(deadline=None, max_examples=300)
+@hypothesis.given(
+    dtype=dtypes, wide=st.booleans(), by_value=st.booleans(), table=st.booleans(), rows=st.integers(1, 2**28),
+    size=st.one_of(st.integers(0, 5000), st.integers(0, 2**31 - 1)), gap=gaps, chip=chips,
+    k=st.one_of(st.integers(1, 5000), st.integers(1, 2**31 - 1)),
+)  # fmt: skip
+def test_topk(native, dtype, wide, by_value, table, rows, size, gap, chip, k):
+    arch, cores = chip
+    result = (ctypes.c_int64 * 5)()
+    shape = map(ctypes.c_int64, (rows, size, k, size + gap))
+    native.topk_tiling(dtype, wide, by_value, table, *shape, arch, cores, result)
+    window, chunk, room, blocks, x_bytes = result
+    item = 4 if dtype == 0 else 2
+
+    # What topk_list.h and topk_kernel.h ask of the unified buffer.
+    sizes = [room * 4] * 4 + [room * item] * 2 + [room // 8] * 3 + [chunk * item] * 2
+    sizes += [window * 8] * 2 if by_value else []
+    sizes += [max(window, chunk) * (8 if wide else 4)] if wide or table else []
+    assert sum(map(blocks32, sizes)) <= BUFFER[arch]
+    assert all(n >= 64 and n % 64 == 0 for n in (window, chunk, room)) and room >= window + chunk
+    assert window <= 4096  # so that no run of a sort is longer than MrgSort takes
+    assert window >= min(k, size, 1024)
+    assert 1 <= blocks <= min(cores, rows)
+    assert x_bytes == ((rows - 1) * (size + gap) + size) * item

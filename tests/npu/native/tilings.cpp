@@ -2,6 +2,7 @@
 #include "npu/gemm_plan.h"
 #include "npu/moe_router_plan.h"
 #include "npu/norm_plan.h"
+#include "npu/topk_plan.h"
 
 using namespace deepinfer;
 using namespace deepinfer::npu;
@@ -89,4 +90,25 @@ extern "C" void gemm_finish_tiling(int out, int64_t rows, int64_t columns, int64
   const int64_t values[] = {tiling.tile_rows, tiling.chunk,        tiling.pitch,    blocks_of(tiling, chip),
                             tiling.sum_bytes, tiling.addend_bytes, tiling.out_bytes};
   for (int i = 0; i < 7; ++i) result[i] = values[i];
+}
+
+// result: window, chunk, room, blocks, x_bytes
+extern "C" void topk_tiling(int dtype, int wide, int sorted, int table, int64_t rows, int64_t row_size, int64_t k,
+                            int64_t stride, int arch, int cores, int64_t* result) {
+  TopkArgs args{};
+  args.dtype = DType(dtype);
+  args.wide_index = wide;
+  args.order = sorted ? TopkOrder::by_value : TopkOrder::by_index;
+  int32_t page = 0;
+  args.page_table = table ? &page : nullptr;
+  args.x_rows.count = rows;
+  args.x_rows.dims = 1;
+  args.x_rows.sizes[0] = rows;
+  args.x_rows.strides[0] = stride;
+  args.row_size = row_size;
+  args.k = k;
+  const Chip chip{cores, buffer_bytes(arch), cores, sum_bytes(arch)};
+  const TopkTiling tiling = tile_topk(args, chip);
+  const int64_t values[] = {tiling.window, tiling.chunk, tiling.room, blocks_of(tiling, chip), tiling.x_bytes};
+  for (int i = 0; i < 5; ++i) result[i] = values[i];
 }

@@ -6,6 +6,7 @@
 #include "cube.h"
 #include "entry.h"
 #include "machine.h"
+#include "select.h"
 #include "tensor.h"
 #include "types.h"
 #include "vector.h"
