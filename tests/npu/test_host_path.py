@@ -70,6 +70,59 @@ def test_compiler_that_fails(tmp_path, script, message):
         Child(calls.norm, environment).result()
 
 
+def _copy_toolkit_to(folder: Path) -> None:
+    for part in ("bin", "lib", "include"):
+        shutil.copytree(Path(os.environ["ASCEND_HOME_PATH"]) / part, folder / part, symlinks=True)
+
+
+def test_linker_that_fails(tmp_path):
+    _copy_toolkit_to(tmp_path)
+    linker = tmp_path / "bin" / "ld.lld"
+    linker.write_text("#!/bin/sh\necho 'ld.lld: undefined symbol: main'; exit 1\n")
+    environment = {"DEEPINFER_BISHENG": str(tmp_path / "bin" / "bisheng"), "DEEPINFER_CACHE_DIR": str(tmp_path / "c")}
+    with pytest.raises(RuntimeError, match=r"kernel gemm for dav-\d+(.|\n)*undefined symbol: main\nexit status 1"):
+        Child(calls.gemm_row, environment).result()
+
+
+def test_kernel_for_cores_of_another_kind(tmp_path):
+    _copy_toolkit_to(tmp_path)
+    compiler = tmp_path / "bin" / "bisheng"
+    text = compiler.read_text()
+    assert r"/\2, \1/p" in text
+    compiler.write_text(text.replace(r"/\2, \1/p", r"/\2, vector/p"))
+    environment = {"DEEPINFER_BISHENG": str(compiler), "DEEPINFER_CACHE_DIR": str(tmp_path / "cache")}
+    with pytest.raises(RuntimeError, match=r"loading gemm: ACL error 100000 .*was loaded for cores of another kind"):
+        Child(calls.gemm_row, environment).result()
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "gone"])
+def test_damaged_object_in_the_cache(tmp_path, damage):
+    """It is compiled again."""
+    environment = {"DEEPINFER_CACHE_DIR": str(tmp_path)}
+    Child(calls.gemm_row, environment).result()
+    (entry,) = (tmp_path / "v1" / "entries").iterdir()
+    binary = (entry / "kernel.o").read_bytes()
+    if damage == "gone":
+        (entry / "kernel.o").unlink()
+    else:
+        (entry / "kernel.o").write_bytes(binary[: len(binary) // 2] if damage == "cut" else b"")
+    Child(calls.gemm_row, environment).result()
+    (entry,) = (tmp_path / "v1" / "entries").iterdir()
+    assert len((entry / "kernel.o").read_bytes()) == len(binary)
+
+
+def test_processes_at_once_compile_once(tmp_path):
+    _copy_toolkit_to(tmp_path)
+    compiler, log = tmp_path / "bin" / "bisheng", tmp_path / "log"
+    compiler.write_text(
+        compiler.read_text().replace("#!/bin/sh", f'#!/bin/sh\n[ "$1" = --version ] || echo >> {log}', 1)
+    )
+    environment = {"DEEPINFER_BISHENG": str(compiler), "DEEPINFER_CACHE_DIR": str(tmp_path / "cache")}
+    for child in [Child(calls.gemm_row, environment) for _ in range(3)]:
+        child.result()
+    assert log.read_text() == "\n"
+
+
 def test_toolkit_version_is_part_of_the_key(tmp_path):
     home = tmp_path / "toolkit"
     shutil.copytree(os.environ["ASCEND_HOME_PATH"], home, symlinks=True)
