@@ -2,7 +2,8 @@
 
 Missing flags, event ids (tilelang-ascend#1660, #1824) and casts that lose bits (sgl-kernel-npu#815) are among the
 faults of test_mutants.py; a failed build that goes unnoticed (vllm-ascend#3342) and a package that does not depend on
-torch_npu are in test_host_path.py.
+torch_npu are in test_host_path.py; a torch, torch_npu and CANN that do not fit together (MinerU#2537, pytorch#99,
+vllm-ascend#117) in the doctor's test in tests/test_jit.py.
 """
 
 import os
@@ -54,6 +55,28 @@ def test_delayed_streams_show_a_host_buffer_that_is_used_too_early():
     assert Child(_reused_host_buffer, {"DEEPINFER_STANDIN": "delayed"}).result() == (5.0, 1.0)
 
 
+def _routed_beside_each_other() -> None:
+    logits = [torch.randn(4099, 64) for _ in range(3)]
+    logits[1][::5] = torch.nan
+    given, streams = [x.npu() for x in logits], [torch.npu.Stream() for _ in logits]
+    torch.npu.synchronize()
+    routed = []
+    for x, stream in zip(given, streams, strict=True):
+        with torch.npu.stream(stream):
+            routed.append(ops.moe_router(x, 8, renormalize=True))
+    torch.npu.synchronize()
+    for x, (weights, ids) in zip(logits, routed, strict=True):
+        expected_weights, expected_ids = ops.moe_router(x, 8, renormalize=True)
+        assert_bit_equal(ids, expected_ids)
+        calls.close(weights, expected_weights)
+
+
+# vllm-ascend#15903: the experts of several long prompts at once, on streams of their own.
+@pytest.mark.parametrize("mode", ["direct", "delayed"])
+def test_routing_on_several_streams(mode):
+    Child(_routed_beside_each_other, {"DEEPINFER_STANDIN": mode}).result()
+
+
 # tilelang-ascend#1304, #1641, #1682: rows that are no multiple of 32 bytes, 4 to 36 bytes long, or 504.
 @pytest.mark.parametrize("dtype", [torch.float32, BF16, torch.float16])
 @pytest.mark.parametrize("columns", [1, 2, 4, 5, 7, 9, 17, 126])
@@ -62,6 +85,8 @@ def test_rows_that_are_no_whole_blocks(dtype, columns):
     calls.compare(ops.rms_norm, x, None, 1e-5, "none", rtol=2**-7 if dtype != torch.float32 else 1e-6)
     calls.compare(ops.silu_and_mul, x, y, rtol=2**-7 if dtype != torch.float32 else 1e-6)
     calls.compare(ops.moe_permute, x, torch.randperm(130).int(), 1)
+    calls.compare(ops.quantize_per_token, x, dtype=torch.int8)
+    calls.compare(ops.dequantize, torch.randint(-9, 9, (130, columns)).to(torch.int8), torch.rand(130, 1), [1, -1])
 
 
 # tilelang-ascend#1717: the tail of a tile of 1024 x 100.
