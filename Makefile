@@ -13,9 +13,8 @@ VENV ?= .venv
 NPU_TORCH ?= torch==2.13.0+cpu torch_npu==2.13.0
 NPU_VENV ?= .venv-npu
 NPU_SAMPLE ?= 1
-NPU_OPS := $(addprefix tests/test_, $(addsuffix .py, norm norm_quant activation activation_quant quant \
-	quant_formats moe_dispatch moe_router moe_scaled rope rope_qk_norm \
-	gemm topk))
+NPU_OPS := $(addprefix tests/test_, $(addsuffix .py, norm norm_quant activation activation_quant quant quant_formats \
+	moe_dispatch moe_router moe_scaled rope rope_qk_norm gemm topk))
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
@@ -62,12 +61,14 @@ $(NPU_VENV)/torch.done:
 	@touch $@
 
 # The model of a core runs on one processor core: two halves beside each other, the second one's words last.
-NPU_PYTEST = $(NPU_VENV)/bin/python tests/npu/standin.py -m pytest -m npu --npu-sample $(NPU_SAMPLE)
+NPU_PYTEST = $(NPU_VENV)/bin/python tests/npu/standin.py -m pytest -m "npu and not slow" --npu-sample $(NPU_SAMPLE)
 NPU_LOG := build/npu/ops.log
 test-npu: install $(NPU_VENV)/torch.done
 	@echo "==> NPU tests: torch_npu on a stand-in runtime, kernels on a host model; nothing runs on Ascend silicon"
-NPU_OPS := $(addprefix tests/test_, $(addsuffix .py, norm norm_quant activation activation_quant quant quant_formats \
-	moe_dispatch moe_router moe_scaled rope rope_qk_norm gemm topk))
+	$(NPU_VENV)/bin/python tests/npu/standin.py -c ""
+	$(if $(ARGS),$(NPU_PYTEST) tests/npu $(NPU_OPS) $(ARGS),\
+	  $(NPU_PYTEST) $(NPU_OPS) > $(NPU_LOG) 2>&1 & ops=$$!; $(NPU_PYTEST) tests/npu; kernels=$$?; \
+	  wait $$ops; ops=$$?; cat $(NPU_LOG); [ $$kernels = 0 ] && [ $$ops = 0 ])
 
 bench: install
 	@for script in $(filter-out %/harness.py,$(wildcard benchmarks/*.py)); do \

@@ -11,11 +11,11 @@ import torch
 
 import torch_deepinfer  # noqa: F401
 
-# The families that have NPU kernels, by their test files; of how many tests one is run there. Each format of a fused
-# op is a kernel of its own, which takes a second to compile.
+# The families that have NPU kernels, by their test files; of how many tests one is run there. Each format of a
+# quantised op is a kernel of its own, which takes a second to compile.
 NPU_FAMILIES = {
-    "test_norm": 1, "test_norm_quant": 8, "test_activation": 1, "test_activation_quant": 1, "test_moe_dispatch": 1,
-    "test_moe_router": 1, "test_moe_scaled": 1, "test_quant": 2, "test_quant_formats": 2, "test_rope": 1,
+    "test_norm": 1, "test_norm_quant": 16, "test_activation": 1, "test_activation_quant": 2, "test_moe_dispatch": 1,
+    "test_moe_router": 2, "test_moe_scaled": 1, "test_quant": 4, "test_quant_formats": 4, "test_rope": 1,
     "test_rope_qk_norm": 1, "test_gemm": 1, "test_topk": 1,
 }  # fmt: skip
 

@@ -43,6 +43,16 @@ CALLS = {
         "ops.rms_norm(bf16(n, 128, 128), bf16(128), 1e-6)",
     ),
     "silu_and_mul, 2048": (4096, 6 * 2048, "ops.silu_and_mul(bf16(n, 4096))"),
+    "rms_norm_quant, int8, whole rows of 7168": (
+        4096,
+        3 * 7168,
+        "ops.rms_norm_quant(bf16(n, 7168), bf16(7168), 1e-6, group_size=-1, dtype=torch.int8)",
+    ),
+    "silu_and_mul_quant, e4m3, whole rows of 2048": (
+        4096,
+        5 * 2048,
+        "ops.silu_and_mul_quant(bf16(n, 4096), group_size=-1)",
+    ),
     "quantize_per_token, 7168": (4096, 3 * 7168, "ops.quantize_per_token(bf16(n, 7168), dtype=torch.int8)"),
     "quantize_per_token_group, 7168": (
         4096,
@@ -77,6 +87,12 @@ CALLS = {
     "moe_permute, top 8, 7168": (4096, 4 * 8 * 7168, "ops.moe_permute(bf16(n, 7168), arange(8 * n), 8)"),
     "topk, 2048 of 32768": (4096, 2 * 32768, "ops.topk(bf16(n, 32768), 2048, return_values=False)"),
     "topk, 8 of 256, sorted": (4096, 2 * 256, "ops.topk(bf16(n, 256), 8, sorted=True)"),
+    "moe_unpermute_scaled, e4m3, top 8, 7168": (
+        4096,
+        10 * 7168,
+        "ops.moe_unpermute_scaled(torch.zeros(8 * n, 7168, dtype=torch.float8_e4m3fn).npu(), torch.ones(8 * n).npu(),"
+        " arange(8 * n).view(n, 8), torch.rand(n, 8).npu())",
+    ),
     "moe_unpermute, top 8, 7168": (
         4096,
         2 * 9 * 7168,

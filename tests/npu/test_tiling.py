@@ -199,3 +199,78 @@ def test_topk(native, dtype, wide, by_value, table, rows, size, gap, chip, k):
     assert window >= min(k, size, 1024)
     assert 1 <= blocks <= min(cores, rows)
     assert x_bytes == ((rows - 1) * (size + gap) + size) * item
+
+
+def code_bytes(code: int, elements: int) -> int:
+    return elements // 2 if code == 2 else elements
+
+
+@hypothesis.settings(deadline=None, max_examples=600)
+@hypothesis.given(
+    back=st.booleans(), dtype=dtypes, code=st.integers(0, 2), scale=st.integers(0, 3), given=st.booleans(),
+    rows=sizes, columns=sizes, block_rows=sizes, block_columns=st.one_of(st.just(1), sizes), chip=chips,
+)  # fmt: skip
+def test_quantisation(native, back, dtype, code, scale, given, rows, columns, block_rows, block_columns, chip):
+    arch, cores = chip
+    columns *= 2
+    block_rows, block_columns = min(block_rows, rows), min(block_columns, columns)
+    if code == 2 and block_columns > 1:
+        block_columns += block_columns % 2
+    hypothesis.assume(rows * columns < 2**60)
+    down, across = -(-rows // block_rows), -(-columns // block_columns)
+    hypothesis.assume(down < 2**32 and across < 2**32)
+    result = (ctypes.c_int64 * 8)()
+    shape = map(ctypes.c_int64, (rows, columns, block_rows, block_columns))
+    native.quant_tiling(back, dtype, code, scale, given, *shape, arch, cores, result)
+    pieces, chunk_rows, chunk, pitch, blocks, strided, dense, scales = result
+    item, alignment = 4 if dtype == 0 else 2, 64 if code == 2 else 32
+
+    # What quant_kernel.h, dequant_kernel.h and quant_columns_kernel.h ask of the unified buffer.
+    by_column = block_columns == 1
+    elements = chunk_rows * pitch * (1 if by_column else pieces)
+    buffers = [elements * item, code_bytes(code, elements)] * 2 + [32]
+    if by_column:
+        buffers += [(3 * elements + 4 * pitch) * 4, pieces * 32]
+    else:
+        more = code == 2 or (given and not back)
+        buffers += [elements * 4] * (3 if more else 2)
+        buffers += [2 * pieces * 32] if back or given else [pieces * 32, 3 * pieces * 32, 512]
+    assert sum(map(blocks32, buffers)) <= BUFFER[arch]
+
+    assert 1 <= pieces <= 1024 and 1 <= chunk_rows <= min(block_rows, MOST_PIECES)
+    assert pitch >= (pieces if by_column else chunk) and pitch % alignment == 0
+    assert chunk * item <= LONGEST_PIECE
+    if not by_column:
+        assert pieces == 1 or (chunk_rows, chunk) == (block_rows, block_columns)
+        assert chunk_rows == 1 or chunk == block_columns
+    tiles = down * -(-across // pieces) if by_column else -(-down * across // pieces)
+    assert 1 <= blocks <= min(cores, tiles)
+    values, codes = rows * columns * item, code_bytes(code, rows * columns)
+    assert (strided, dense) == ((codes, values) if back else (values, codes))
+    assert scales == down * {0: 4 * across, 1: 4 * across, 2: across, 3: 4 * -(-across // 4)}[scale]
+
+
+@hypothesis.settings(deadline=None, max_examples=300)
+@hypothesis.given(
+    dtype=dtypes, add=st.booleans(), code=st.integers(0, 2), rows=st.integers(1, 2**31), hidden=sizes,
+    group=st.one_of(st.sampled_from([32, 64, 128]), sizes), chip=chips,
+)  # fmt: skip
+def test_norm_that_quantises(native, dtype, add, code, rows, hidden, group, chip):
+    arch, cores = chip
+    hidden *= 32
+    group = min(group, hidden)
+    result = (ctypes.c_int64 * 6)()
+    shape = map(ctypes.c_int64, (rows, hidden, group))
+    native.norm_quant_tiling(dtype, add, code, *shape, arch, cores, result)
+    together, tile, pitch, buffers, out_bytes, scale_bytes = result
+    alignment = 64 if code == 2 else 32
+    if not together:
+        assert hidden % alignment or group % alignment or hidden * 4 * 4 > BUFFER[arch] // 2
+        return
+    item, groups = 4 if dtype == 0 else 2, tile * -(-hidden // group)
+    assert pitch == hidden and group % alignment == 0
+    queues = [(buffers, tile * pitch * item)] * (3 if add else 1) + [(buffers, code_bytes(code, tile * pitch))]
+    single = [tile * pitch * 4] * (3 if code == 2 else 2) + [tile * pitch * item, tile * 32, tile * 32, 256]
+    single += [pitch * item, pitch * 4, groups * 32, groups * 96, 512]
+    assert sum(n * blocks32(size) for n, size in queues) + sum(map(blocks32, single)) <= BUFFER[arch]
+    assert out_bytes == code_bytes(code, rows * hidden) and scale_bytes == 4 * rows * -(-hidden // group)

@@ -2,6 +2,7 @@
 #include "npu/gemm_plan.h"
 #include "npu/moe_router_plan.h"
 #include "npu/norm_plan.h"
+#include "npu/quant_plan.h"
 #include "npu/topk_plan.h"
 
 using namespace deepinfer;
@@ -111,4 +112,70 @@ extern "C" void topk_tiling(int dtype, int wide, int sorted, int table, int64_t 
   const TopkTiling tiling = tile_topk(args, chip);
   const int64_t values[] = {tiling.window, tiling.chunk, tiling.room, blocks_of(tiling, chip), tiling.x_bytes};
   for (int i = 0; i < 5; ++i) result[i] = values[i];
+
+namespace {
+
+Scales dense_scales(ScaleType type, int64_t down, int64_t across) {
+  const int64_t words = type == ScaleType::packed ? (across + 3) / 4 : across;
+  return {.data = nullptr, .rows = down, .matrix = down * words, .row = uint32_t(words), .column = 1, .across = across,
+          .type = type};
+}
+
+}  // namespace
+
+// One matrix. result: pieces, chunk_rows, chunk, pitch, blocks, strided_bytes, dense_bytes, scale_bytes
+extern "C" void quant_tiling(int back, int dtype, int code, int scale, int given, int64_t rows, int64_t columns,
+                             int64_t block_rows, int64_t block_columns, int arch, int cores, int64_t* result) {
+  Blocks blocks{};
+  blocks.matrices.count = 1;
+  blocks.rows = rows;
+  blocks.columns = columns;
+  blocks.row_stride = back && Code(code) == Code::e2m1 ? columns / 2 : columns;
+  blocks.block_rows = block_rows;
+  blocks.block_columns = block_columns;
+  blocks.down = (rows - 1) / block_rows + 1;
+  blocks.across = (columns - 1) / block_columns + 1;
+  const Scales scales = dense_scales(ScaleType(scale), blocks.down, blocks.across);
+  const Chip chip{cores, buffer_bytes(arch)};
+  QuantTiling tiling{};
+  if (back) {
+    DequantizeArgs args{};
+    args.blocks = blocks;
+    args.scales = scales;
+    args.dtype = DType(dtype);
+    args.code = Code(code);
+    tiling = tile_dequantize(args, chip);
+  } else {
+    QuantizeArgs args{};
+    args.codes = &args;
+    args.blocks = blocks;
+    args.scales = scales;
+    args.dtype = DType(dtype);
+    args.code = Code(code);
+    args.given = given;
+    tiling = tile_quantize(args, chip);
+  }
+  const int64_t values[] = {tiling.pieces, tiling.chunk_rows, tiling.chunk, tiling.pitch, blocks_of(tiling, chip),
+                            tiling.strided_bytes, tiling.dense_bytes, tiling.scale_bytes};
+  for (int i = 0; i < 8; ++i) result[i] = values[i];
+}
+
+// result: whether rows are quantised on the core, rows, pitch, buffers, out_bytes, scale_bytes
+extern "C" void norm_quant_tiling(int dtype, int add, int code, int64_t rows, int64_t hidden_size, int64_t group,
+                                  int arch, int cores, int64_t* result) {
+  RmsNormArgs args{};
+  args.dtype = args.weight_dtype = args.out_dtype = DType(dtype);
+  args.residual = add ? &args : nullptr;
+  args.x_rows.count = rows;
+  args.x_rows.dims = 1;
+  args.x_rows.sizes[0] = rows;
+  args.x_rows.strides[0] = hidden_size;
+  args.residual_rows = args.x_rows;
+  args.hidden_size = hidden_size;
+  args.quantized = {&args, dense_scales(ScaleType::f32, rows, (hidden_size - 1) / group + 1), group, Code(code)};
+  const Chip chip{cores, buffer_bytes(arch)};
+  const RmsNormTiling tiling = tile_rms_norm(args, chip);
+  const int64_t values[] = {quantizes_rows(args, chip), tiling.rows, tiling.pitch, tiling.buffers, tiling.out_bytes,
+                            tiling.scale_bytes};
+  for (int i = 0; i < 6; ++i) result[i] = values[i];
 }
