@@ -118,7 +118,7 @@ class Topk : private TopkList<C::x> {
       if (last) {
         List::take_keys(chunk, size);
         List::follows(*last, begin, size);
-        Not(keep_, keep_, tiling_.chunk / 16);
+        Not(keep_, keep_, List::words(size));
         PipeBarrier<PIPE_V>();
         kept = compress(list_[0], chunk, size);
         List::make_indices(index_[1], begin, size);
@@ -142,7 +142,7 @@ class Topk : private TopkList<C::x> {
     if (numbers < want) {
       const int32_t other = 1 - now_;
       compress(index_[other], index_[now_], want);
-      Not(keep_, keep_, tiling_.window / 16);
+      Not(keep_, keep_, List::words(want));
       PipeBarrier<PIPE_V>();
       // The numbers wait in the other list; NaN leave through the places of the pairs.
       const LocalTensor<B> nan = pairs_[0].template ReinterpretCast<B>();

@@ -189,6 +189,8 @@ class TopkList {
     PipeBarrier<PIPE_V>();
   }
 
+  // Of a mask.
+  static __aicore__ inline int32_t words(int32_t size) { return (size + kUnit - 1) / kUnit * (kUnit / 16); }
   static __aicore__ inline int32_t round_up(int32_t size) {
     constexpr int32_t kBlock = kBlockBytes / 2;
     return (size + kBlock - 1) / kBlock * kBlock;
@@ -221,8 +223,6 @@ class TopkList {
   static constexpr B kLeast = dtype == DType::f32 ? B(0xff800000u) : dtype == DType::bf16 ? B(0xff80u) : B(0xfc00u);
   // Bits of a float that are zero in all elements.
   static constexpr int32_t kShift = dtype == DType::f32 ? 0 : dtype == DType::bf16 ? 16 : 13;
-
-  static __aicore__ inline int32_t words(int32_t size) { return (size + kUnit - 1) / kUnit * (kUnit / 16); }
 
   static __aicore__ inline float float_of(uint32_t bits) {
     union {
