@@ -88,7 +88,7 @@ class GatedActivation {
 
   __aicore__ inline void work(const Tile& tile) {
     n_ = (tile.count - 1) * tiling_.pitch + whole_blocks<T>(tile.size);
-    const LocalTensor<T> gate = gate_queue_.template DeQue<T>(), up = up_queue_.template DeQue<T>();
+    LocalTensor<T> gate = gate_queue_.template DeQue<T>(), up = up_queue_.template DeQue<T>();
     widen(g_, gate, n_);
     widen(u_, up, n_);
     PipeBarrier<PIPE_V>();

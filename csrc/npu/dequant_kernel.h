@@ -94,7 +94,7 @@ class Dequantize {
 
   __aicore__ inline void whole_blocks_of(int64_t first, int32_t count) {
     const int32_t elements = count * piece_;
-    const LocalTensor<uint8_t> codes = code_queue_.template DeQue<uint8_t>();
+    LocalTensor<uint8_t> codes = code_queue_.template DeQue<uint8_t>();
     Duplicate(values_, 0.0f, elements);
     PipeBarrier<PIPE_V>();
     blocks_.for_runs(first, count, [&](const Run& run) { decode_rows(codes, run); });

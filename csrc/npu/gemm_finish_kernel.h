@@ -106,7 +106,7 @@ class GemmFinish {
   __aicore__ inline void finish(int64_t tile) {
     const int32_t count = rows_of(tile), size = columns_of(tile);
     if constexpr (kSums) {
-      const LocalTensor<float> sums = sum_queue_.template DeQue<float>();
+      LocalTensor<float> sums = sum_queue_.template DeQue<float>();
       for (int32_t i = 0; i < count; ++i) Muls(row(values_, i), row(sums, i), tiling_.scale, size);
       sum_queue_.FreeTensor(sums);
     } else {
@@ -119,7 +119,7 @@ class GemmFinish {
       PipeBarrier<PIPE_V>();
     }
     if constexpr (kAdds) {
-      const LocalTensor<Out> addend = addend_queue_.template DeQue<Out>();
+      LocalTensor<Out> addend = addend_queue_.template DeQue<Out>();
       for (int32_t i = 0; i < count; ++i) widen(row(terms_, i), addend[uint32_t(i * tiling_.pitch)], size);
       addend_queue_.FreeTensor(addend);
       PipeBarrier<PIPE_V>();

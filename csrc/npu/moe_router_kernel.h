@@ -103,7 +103,7 @@ class MoeRouter {
   }
 
   __aicore__ inline void route(int64_t row, int32_t tokens) {
-    const LocalTensor<T> logits = logit_queue_.template DeQue<T>();
+    LocalTensor<T> logits = logit_queue_.template DeQue<T>();
     for (int32_t i = 0; i < tokens; ++i) widen(scores_[at(i)], logits[at(i)], whole_blocks<T>(tiling_.experts));
     logit_queue_.FreeTensor(logits);
     PipeBarrier<PIPE_V>();

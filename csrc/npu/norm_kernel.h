@@ -112,12 +112,12 @@ class RmsNorm {
   // The loaded rows as floats in values_; with a residual, their rounded sums, which are also written.
   __aicore__ inline void take(int64_t row, int32_t count, int64_t begin, int32_t size) {
     const int32_t elements = (count - 1) * tiling_.pitch + whole_blocks<X>(size);
-    const LocalTensor<X> x = x_queue_.template DeQue<X>();
+    LocalTensor<X> x = x_queue_.template DeQue<X>();
     widen(values_, x, elements);
     x_queue_.FreeTensor(x);
     PipeBarrier<PIPE_V>();
     if constexpr (kAdds) {
-      const LocalTensor<X> residual = residual_queue_.template DeQue<X>();
+      LocalTensor<X> residual = residual_queue_.template DeQue<X>();
       widen(squares_, residual, elements);
       residual_queue_.FreeTensor(residual);
       PipeBarrier<PIPE_V>();

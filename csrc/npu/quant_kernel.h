@@ -75,7 +75,7 @@ class Quantize {
 
   __aicore__ inline void whole_blocks_of(int64_t first, int32_t count) {
     const int32_t elements = count * piece_;
-    const LocalTensor<T> x = x_queue_.template DeQue<T>();
+    LocalTensor<T> x = x_queue_.template DeQue<T>();
     Duplicate(values_, 0.0f, elements);
     PipeBarrier<PIPE_V>();
     blocks_.for_runs(first, count, [&](const Run& run) {

@@ -89,7 +89,7 @@ class Topk : private TopkList<C::x> {
     for (int64_t begin = 0; begin < size_; begin += tiling_.chunk) {
       if (begin + tiling_.chunk < size_) load(begin + tiling_.chunk);
       if (List::is_full(tiling_.chunk)) last = List::select(want);
-      const LocalTensor<B> chunk = chunk_queue_.template DeQue<B>();
+      LocalTensor<B> chunk = chunk_queue_.template DeQue<B>();
       if (!List::settled()) List::add(chunk, begin, chunk_at(begin), after);
       chunk_queue_.FreeTensor(chunk);
     }
@@ -113,7 +113,7 @@ class Topk : private TopkList<C::x> {
     for (int64_t begin = 0; begin < size_; begin += tiling_.chunk) {
       const int32_t size = chunk_at(begin);
       load(begin);
-      const LocalTensor<B> chunk = chunk_queue_.template DeQue<B>();
+      LocalTensor<B> chunk = chunk_queue_.template DeQue<B>();
       int32_t kept = size;
       if (last) {
         List::take_keys(chunk, size);

@@ -229,7 +229,7 @@ class QueueBase {
   }
 
   template <typename T>
-  void FreeTensor(const LocalTensor<T>& tensor) {
+  void FreeTensor(LocalTensor<T>& tensor) {
     twin::Core& core = begin("FreeTensor");
     detail::Queue::Buffer& buffer = own(tensor, detail::Queue::kTaken, "a tensor is freed that nobody holds");
     buffer.emptied = core.take_event(queue_->consumer, queue_->producer);
