@@ -1,7 +1,7 @@
 # The two commands of the README. Each sets up what it needs in .venv and says what it does.
 #   make demo   compile a real model with backend="deepinfer" and print what it brings
 #   make test   build, lint, type-check and test
-#   make test-npu   the tests of NPU kernels on a stand-in for an NPU; `make test` runs a fifth of its op tests
+#   make test-npu   the tests of NPU kernels on a stand-in for an NPU; `make test` runs a tenth of them
 # Also: make bench, make wheel, make clean. ARGS="..." is passed on to what runs.
 # Choose another interpreter or version: make PYTHON=python3.12 TORCH="torch==2.12.*" TRANSFORMERS="transformers==5.17.*"
 

@@ -355,8 +355,7 @@ def test_fault_is_found(name, tmp_path):
 
 
 @pytest.mark.parametrize("call", sorted({m.call for m in MUTANTS.values()}, key=lambda c: c.__name__))
-@pytest.mark.parametrize("mode", ["strict", "autosync", "values"])
-@pytest.mark.parametrize("seed", ["1", "2"])
+@pytest.mark.parametrize(("mode", "seed"), [("strict", "1"), ("strict", "2"), ("autosync", "1"), ("values", "2")])
 def test_no_fault_in_the_kernels_as_they_are(call, mode, seed):
     skip_without_float8(call)
     Child(call, {"DEEPINFER_TWIN_MODE": mode, "DEEPINFER_TWIN_SEED": seed}).result()
