@@ -36,12 +36,18 @@ GATES: Mapping[tuple[str, str], Gate] = {
     ("gelu_and_mul", "cpu"): Gate(False, reason=ONE_KERNEL),
     ("draw", "cpu"): Gate(True, gain="2.7x to 400x, alone"),
     ("topk", "cpu"): Gate(True, gain="2x to 8x, alone"),
+    ("maskless_attention", "cpu"): Gate(True),
+    ("maskless_attention", "cuda"): Gate(True),
+    ("grouped_query_attention", "cuda"): Gate(True),
+    ("sink_attention", "cpu"): Gate(True),
+    ("sink_attention", "cuda"): Gate(True),
     ("packed_attention", "cpu"): Gate(True, gain="1.4x to 34x, alone"),
     ("packed_attention", "cuda"): Gate(
         True, gain="5x to 6x, alone", reason="too few blocks to fill the device", min_rows=256
     ),
     ("topk", "cuda"): Gate(True, gain="6x to 11x, alone, on rows of a vocabulary"),
     ("draw", "cuda"): Gate(False, reason="fast with top-k, but top-p alone may take many passes over the row"),
+    ("gemm", "cuda"): Gate(True),
     ("fused_experts", "cuda"): Gate(True, gain="1.3x to 1.6x in a whole model"),
     ("moe_router", "cuda"): Gate(True, gain="6x to 57x, alone"),
     ("qk_norm_rope", "cuda"): Gate(True, gain="1.5x to 1.7x, alone"),

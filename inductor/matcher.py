@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
@@ -30,11 +31,23 @@ FLOATS = (torch.float32, *LOW_PRECISION)
 
 @dataclasses.dataclass(frozen=True)
 class Derived:
-    """A view of ``node`` that does not exist in the graph yet: ``op(node, *args)``."""
+    """A value that does not exist in the graph yet: ``op(node, *args, **kwargs)``, of which all may be derived."""
 
-    op: OpOverload
+    op: Any
     node: "Node | Derived"
-    args: tuple[Any, ...]
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def resolve(argument: Any, call: Callable[..., Any], made: dict[int, Any]) -> Any:
+    """``argument``, or what ``call(op, *args, **kwargs)`` makes of a derived one; ``made`` holds what there is."""
+    if not isinstance(argument, Derived):
+        return argument
+    if id(argument) not in made:
+        args = [resolve(given, call, made) for given in (argument.node, *argument.args)]
+        kwargs = {name: resolve(given, call, made) for name, given in argument.kwargs.items()}
+        made[id(argument)] = call(argument.op, *args, **kwargs)
+    return made[id(argument)]
 
 
 @dataclasses.dataclass
@@ -42,7 +55,8 @@ class Match:
     """``outputs[i]`` is the i-th result of ``op(*args, **kwargs)``; None where the graph has no use for it.
 
     ``variant`` names the form that was found. With ``permutation`` every result is permuted before it replaces a node;
-    with ``view`` it is made contiguous and gets this shape.
+    with ``view`` it is made contiguous and gets this shape. The graph computes the outputs from the inputs of the op
+    and from ``known`` nodes, whose values the pattern has worked out and the op does without.
     """
 
     op: OpOverload
@@ -52,17 +66,20 @@ class Match:
     variant: str = ""
     permutation: list[int] | None = None
     view: list[int] | None = None
+    known: tuple[Node, ...] = ()
 
     @property
     def inputs(self) -> list[Node]:
         """The nodes that the op reads."""
-        found = []
-        for given in (*self.args, *self.kwargs.values()):
-            while isinstance(given, Derived):
-                given = given.node
-            if isinstance(given, Node):
-                found.append(given)
-        return found
+        found: dict[Node, None] = {}
+        pending = [*self.args, *self.kwargs.values()][::-1]
+        while pending:
+            given = pending.pop()
+            if isinstance(given, Derived):
+                pending += [given.node, *given.args, *given.kwargs.values()][::-1]
+            elif isinstance(given, Node):
+                found[given] = None
+        return list(found)
 
 
 @dataclasses.dataclass
@@ -256,13 +273,25 @@ def number(argument: Any) -> float | int | None:
         return None
     if isinstance(argument, (int, float)):
         return argument
-    if is_call(argument, CAST):
+    if is_call(argument, CAST, aten.lift_fresh_copy.default):
         return number(argument.args[0])
     if is_call(argument, aten.scalar_tensor.default):
         return number(argument.args[0])
     if is_call(argument, aten.full.default) and len(argument.args[0]) == 0:
         return number(argument.args[1])
-    return None
+    held = held_number(argument) if is_tensor(argument) and value(argument).dim() == 0 else None
+    return None if isinstance(held, bool) else held
+
+
+def held_number(node: Any) -> float | int | bool | None:
+    """The number in a tensor of one element that the graph holds."""
+    if not isinstance(node, Node) or node.op != "get_attr":
+        return None
+    constant = getattr(node.graph.owning_module, str(node.target), None)
+    if not isinstance(constant, torch.Tensor) or constant.numel() != 1:
+        return None
+    with unset_fake_temporarily():
+        return constant.item()
 
 
 def is_number(argument: Any, expected: float) -> bool:

@@ -22,13 +22,14 @@ from torch._subclasses import FakeTensorMode
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
+from torch_deepinfer.inductor import masks
 from torch_deepinfer.inductor.matcher import (
     CAST,
-    Derived,
     Match,
     Miss,
     Pattern,
     aten,
+    resolve,
     same,
     same_value,
     value,
@@ -79,6 +80,7 @@ def rewrite(graph: Graph, settings: Settings, patterns: Sequence[Pattern] = PATT
     for node in graph.find_nodes(op="call_function", target=aten._assert_tensor_metadata.default):
         graph.erase_node(node)  # torch.export writes down dtypes, which the graph knows, and makes users of values so
     graph.eliminate_dead_code()
+    masks.forget()
     counted: dict[Node, bool] = {}  # nodes of earlier matches; True if swapped, so about to be removed
     for pattern in patterns:
         for node in list(graph.nodes):
@@ -94,6 +96,7 @@ def rewrite(graph: Graph, settings: Settings, patterns: Sequence[Pattern] = PATT
         if done.swapped[pattern.name]:
             stable_topological_sort(graph)
             graph.eliminate_dead_code()
+    masks.forget()
     graph.lint()
     _check_expectations(done, settings)
     return done
@@ -133,7 +136,7 @@ def _rows(match: Match) -> Any:
 
 def _inside(match: Match) -> set[Node]:
     """The nodes between the inputs of the op and its outputs, outputs included."""
-    inputs = set(match.inputs)
+    inputs = {*match.inputs, *match.known}
     inside: set[Node] = set()
     pending = [output for output in match.outputs if output is not None]
     while pending:
@@ -152,7 +155,8 @@ def _obstacle(match: Match, inside: set[Node]) -> str | None:
     """Why the nodes of the match cannot go away together, if so."""
     device_type = value(match.inputs[0]).device.type
     key = str(torch._C._dispatch_key_for_device(device_type))
-    if not torch._C._dispatch_has_kernel_for_dispatch_key(match.op.name(), key):
+    is_prim = match.op.namespace == "prims"  # those are spelled out before they run
+    if not is_prim and not torch._C._dispatch_has_kernel_for_dispatch_key(match.op.name(), key):
         return f"the op has no {device_type} kernel"
     outputs = {output for output in match.outputs if output is not None}
     for node in inside - outputs:
@@ -213,14 +217,15 @@ def _difference(match: Match) -> str | None:
 def _fake_results(match: Match) -> list[torch.Tensor]:
     """What the op returns for the fake inputs."""
 
-    def fake(argument: Any) -> Any:
-        if isinstance(argument, Derived):
-            return argument.op(fake(argument.node), *argument.args)
-        return value(argument) if isinstance(argument, Node) else argument
+    def call(op: Any, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = map_arg((args, kwargs), value)
+        return op(*args, **kwargs)
 
+    made: dict[int, Any] = {}
     with _fake_mode(match):
-        kwargs = {name: fake(argument) for name, argument in match.kwargs.items()}
-        results = match.op(*map(fake, match.args), **kwargs)
+        args = [resolve(argument, call, made) for argument in match.args]
+        kwargs = {name: resolve(argument, call, made) for name, argument in match.kwargs.items()}
+        results = call(match.op, *args, **kwargs)
         if isinstance(results, torch.Tensor):
             results = (results,)
         return list(results)
@@ -243,16 +248,15 @@ def _swap(graph: Graph, match: Match) -> None:
         node.meta["val"] = op(*args, **kwargs)
         return node
 
-    def create(argument: Any) -> Any:
-        return call(argument.op, create(argument.node), *argument.args) if isinstance(argument, Derived) else argument
-
+    made: dict[int, Any] = {}
     # An early output can have users before a late input: the caller sorts the graph again.
     first, last = min(outputs), max(match.inputs)
     with _fake_mode(match), graph.inserting_before(first if last < first else last.next):
-        kwargs = {name: create(argument) for name, argument in match.kwargs.items()}
+        arguments = [resolve(argument, call, made) for argument in match.args]
+        kwargs = {name: resolve(argument, call, made) for name, argument in match.kwargs.items()}
         if V.aot_compilation:
             kwargs = _default_ints(match.op) | kwargs
-        node = call(match.op, *map(create, match.args), **kwargs)
+        node = call(match.op, *arguments, **kwargs)
         for index, output in enumerate(match.outputs):
             if output is None:
                 continue

@@ -15,6 +15,9 @@ from graphs import traced
 from test_inductor_attention import attention
 from test_inductor_attention import inputs as attention_inputs
 from test_inductor_batched_experts import batched_experts
+from test_inductor_masks import attention as masked_attention
+from test_inductor_masks import indexed
+from test_inductor_masks import inputs as masked_inputs
 from test_inductor_moe import (
     EXPERTS,
     K,
@@ -32,6 +35,8 @@ from test_inductor_moe import (
 )
 from test_inductor_patterns import NORMS, angles, heads_first, interleaved_to_half, pairs, partial, split
 from test_inductor_qk_norm_rope import norm_then_swap
+from test_inductor_sinks import sinks_of
+from test_inductor_sinks import spelled as spelled_sinks
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._subclasses import FakeTensorMode
 from torch.fx import Graph, GraphModule, Interpreter, Node
@@ -202,6 +207,12 @@ SUBJECTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "gpt_oss": lambda: (gpt_oss, 4 * torch.randn(6, 32), 4 * torch.randn(6, 32)),
     "experts": lambda: (experts, *expert_inputs(torch.float32)),
     "attention": lambda: (attention, *attention_inputs()),
+    "masked attention": lambda: (lambda q, k, v: masked_attention(q, k, v, indexed()), *masked_inputs()),
+    "sinks": lambda: (
+        lambda q, k, v, sinks: spelled_sinks(q, k, v, sinks, torch.where(indexed(), 0.0, -1e38)),
+        *masked_inputs(),
+        sinks_of(torch.float32),
+    ),
     "batched experts": lambda: (batched_experts, *expert_inputs(torch.float32, bias=True)),
 }
 

@@ -1,10 +1,25 @@
 """All patterns in the order in which they are tried: one that covers more nodes comes before one that it contains."""
 
 from torch_deepinfer.inductor.matcher import Pattern
-from torch_deepinfer.inductor.patterns import activation, attention, gemm, moe, norm, qk_norm_rope, rope, sampling, topk
+from torch_deepinfer.inductor.patterns import (
+    activation,
+    attention_grouped,
+    attention_packed,
+    attention_sinks,
+    attention_span,
+    gemm,
+    gemm_widened,
+    moe,
+    norm,
+    qk_norm_rope,
+    rope,
+    sampling,
+    topk,
+)
 
 PATTERNS: list[Pattern] = [
     *gemm.PATTERNS,
+    *gemm_widened.PATTERNS,
     *moe.PATTERNS,
     *qk_norm_rope.PATTERNS,
     *norm.PATTERNS,
@@ -12,7 +27,10 @@ PATTERNS: list[Pattern] = [
     *activation.PATTERNS,
     *sampling.PATTERNS,
     *topk.PATTERNS,
-    *attention.PATTERNS,
+    *attention_sinks.PATTERNS,
+    *attention_span.PATTERNS,
+    *attention_grouped.PATTERNS,
+    *attention_packed.PATTERNS,
 ]
 NAMES = tuple(pattern.name for pattern in PATTERNS)
 FAMILIES = tuple(dict.fromkeys(pattern.family for pattern in PATTERNS))

@@ -9,7 +9,6 @@ import math
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import Node
 
 from torch_deepinfer.inductor.matcher import (
@@ -20,6 +19,7 @@ from torch_deepinfer.inductor.matcher import (
     argument,
     aten,
     dtype_of,
+    held_number,
     is_call,
     is_last_dim,
     is_number,
@@ -174,13 +174,7 @@ def _is_false(node: Any) -> bool:
         return node.args[1] in (False, 0)
     while is_call(node, aten.lift_fresh_copy.default, aten.clone.default, aten.expand.default):
         node = node.args[0]
-    if not isinstance(node, Node) or node.op != "get_attr":
-        return False
-    constant = getattr(node.graph.owning_module, str(node.target), None)
-    if not isinstance(constant, torch.Tensor) or constant.numel() != 1:
-        return False
-    with unset_fake_temporarily():
-        return not bool(constant)
+    return held_number(node) == 0
 
 
 def scaled_of(node: Any) -> tuple[Node, float] | None:
