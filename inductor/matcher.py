@@ -242,7 +242,7 @@ def part(node: Any) -> Part | None:
         return None
     split, index = found
     source, sizes = split.args[0], split.args[1]
-    if not is_last_dim(source, argument(split, 2, "dim", 0)):
+    if not is_last_dim(source, argument(split, 2, "dim", 0)) or isinstance(sizes, Node):
         return None
     sizes = [sizes] * (index + 1) if isinstance(sizes, int) else sizes
     length = shape_of(node)[-1]

@@ -15,6 +15,8 @@ from graphs import traced
 from test_inductor_attention import attention
 from test_inductor_attention import inputs as attention_inputs
 from test_inductor_batched_experts import batched_experts
+from test_inductor_dense_experts import dense_experts
+from test_inductor_dense_experts import inputs as dense_expert_inputs
 from test_inductor_masks import attention as masked_attention
 from test_inductor_masks import indexed
 from test_inductor_masks import inputs as masked_inputs
@@ -213,6 +215,7 @@ SUBJECTS: dict[str, Callable[[], tuple[Any, ...]]] = {
         *masked_inputs(),
         sinks_of(torch.float32),
     ),
+    "dense experts": lambda: (dense_experts, *dense_expert_inputs()),
     "batched experts": lambda: (batched_experts, *expert_inputs(torch.float32, bias=True)),
 }
 

@@ -1,4 +1,4 @@
-"""What both spellings of the experts of a model have in common, and the op that takes their place."""
+"""What all spellings of the experts of a model have in common, and the op that takes their place."""
 
 import dataclasses
 from typing import Any
@@ -48,21 +48,26 @@ class Activation:
 
 @dataclasses.dataclass
 class Experts:
-    """``tokens`` is [tokens, in]; ``ids`` and ``weights`` say for each token which experts are asked, and trusted."""
+    """``tokens`` is [tokens, in]; ``ids`` and ``weights`` say for each token which experts are asked, and trusted.
+
+    Without weights all count alike, and the experts see the tokens times ``scores``, [tokens, 1].
+    """
 
     tokens: Node
     ids: Node
-    weights: Node
+    weights: Node | None
     gate_up: Linear
     down: Linear
     activation: Activation
+    scores: Derived | None = None
 
 
 def swap(total: Node, experts: Experts) -> Match | Miss:
     """One ``fused_experts`` for everything that leads to the sum ``total``, and the cast behind it."""
     tokens, ids, weights = experts.tokens, experts.ids, experts.weights
-    if not same_shape(ids, weights) or not same(shape_of(ids)[0], shape_of(tokens)[0]):
-        return Miss(f"{shape_of(tokens)[0]} tokens, ids {list(shape_of(ids))}, weights {list(shape_of(weights))}")
+    if not same_shape(ids, weights or ids) or not same(shape_of(ids)[0], shape_of(tokens)[0]):
+        given = list(shape_of(weights or ids))
+        return Miss(f"{shape_of(tokens)[0]} tokens, ids {list(shape_of(ids))}, weights {given}")
     output = total
     if dtype_of(total) != dtype_of(tokens):
         cast = only_user(total, CAST)
@@ -78,7 +83,9 @@ def swap(total: Node, experts: Experts) -> Match | Miss:
         kwargs["gate_up_bias"] = experts.gate_up.bias
     if experts.down.bias is not None:
         kwargs["down_bias"] = experts.down.bias
-    arguments = (tokens, experts.gate_up.weight, experts.down.weight, ids, weights)
+    ones = Derived(aten.full_like.default, ids, (1.0,), {"dtype": torch.float32})
+    rows = tokens if experts.scores is None else Derived(aten.mul.Tensor, tokens, (experts.scores,))
+    arguments = (rows, experts.gate_up.weight, experts.down.weight, ids, weights or ones)
     variant = activation.activation + (", clamped" if activation.limit is not None else "")
     return Match(torch.ops.deepinfer.fused_experts.default, arguments, (output,), kwargs, variant)
 

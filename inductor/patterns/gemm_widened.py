@@ -35,4 +35,4 @@ def _source(narrow: Node | Derived) -> Node:
     return narrow
 
 
-PATTERNS = [Pattern("gemm", "gemm", (aten.mm.default,), match_product)]
+PATTERNS = [Pattern("widened_gemm", "gemm", (aten.mm.default,), match_product)]
