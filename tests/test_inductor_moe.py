@@ -111,9 +111,18 @@ def least_sum(x, bias):
     return weights / torch.clamp(weights.sum(-1, keepdim=True), min=0.7), ids
 
 
+def root_of_softplus(x, bias):
+    """DeepSeek V4."""
+    scores = F.softplus(x.float()).sqrt()
+    ids = torch.topk(scores + bias, K, dim=-1, sorted=False)[1]
+    weights = scores.gather(1, ids)
+    return weights / (weights.sum(-1, keepdim=True) + 1e-20) * 1.5, ids
+
+
 ROUTERS = [
     softmax_topk, renormalized, cast_back, scaled, topk_softmax, topk_softmax_rounded, sigmoid_bias,
     sigmoid_without_bias, limited, limited_to_one_group, limited_by_maximum, least_sum,
+    root_of_softplus,
 ]  # fmt: skip
 
 
@@ -133,6 +142,18 @@ def in_order(router):
 def test_spellings_of_the_router(router, dtype):
     x, bias = logits_of(dtype), torch.linspace(0, 0.05, EXPERTS)
     assert found(in_order(router), x, bias) == {"moe_router": 1}
+
+
+def looked_up(x, bias):
+    """DeepSeek V4's first layers: a table says which experts a token asks."""
+    scores = F.softplus(x.float()).sqrt()
+    table = torch.arange(64).remainder(EXPERTS).view(-1, K)
+    ids = table[bias[: x.shape[0]].long()]
+    return scores.gather(1, ids), ids
+
+
+def root_of_another_softplus(x, bias):
+    return torch.topk(F.softplus(x.float(), beta=2).sqrt(), K, dim=-1)
 
 
 def attention(x, bias):
@@ -232,6 +253,7 @@ def softmax_of_the_negative(x, bias):
 
 
 NEAR_ROUTERS = [
+    looked_up, root_of_another_softplus,
     attention, sampling, smallest, over_tokens, softmax_over_tokens, batched, sum_bounded_from_above,
     divided_by_the_maximum, divided_by_all, weights_with_bias, gathered_elsewhere, bias_per_token, bias_with_a_factor,
     probabilities_used_elsewhere, scores_in_16_bits, groups_masked_with_zero, groups_by_three_best,
@@ -268,10 +290,15 @@ def gpt_oss(gate, up, limit=7.0, alpha=1.702):
     return (up + 1) * (gate * torch.sigmoid(gate * alpha))
 
 
+def deepseek_v4(gate, up, limit=7.0):
+    return F.silu(gate.clamp(max=limit)) * up.clamp(min=-limit, max=limit)
+
+
 GATED = {
     "silu": (lambda gate, up: F.silu(gate) * up, "silu_and_mul"),
     "silu, swapped": (lambda gate, up: up * F.silu(gate), "silu_and_mul"),
     "gpt-oss": (gpt_oss, "silu_and_mul"),
+    "deepseek-v4": (deepseek_v4, "silu_and_mul"),
     "gelu": (lambda gate, up: F.gelu(gate) * up, "gelu_and_mul"),
     "gelu tanh": (lambda gate, up: F.gelu(gate, approximate="tanh") * up, "gelu_and_mul"),
 }

@@ -55,7 +55,8 @@ def gated(product: Node) -> Gated | None:
         for activation, operand in (("silu", _silu), ("gelu_tanh", _gelu_tanh), ("gelu", _gelu)):
             gate = operand(activated)
             if gate is not None:
-                return Gated(gate, up, activation)
+                limited = _limited(gate, up) if activation == "silu" else None
+                return limited or Gated(gate, up, activation)
         clamped = _clamped(activated, up)
         if clamped is not None:
             return clamped
@@ -163,6 +164,17 @@ def _clamped(activated: Node, up: Node) -> Gated | None:
             continue
         return Gated(gate_in, up_in, "silu", limit=gate_high, alpha=alpha, up_offset=float(up.args[1]))
     return None
+
+
+def _limited(gate: Node, up: Node) -> Gated | None:
+    """DeepSeek V4: the operands of SwiGLU are clamped, the gate from above only."""
+    bounded, ranged = _clamp(gate), _clamp(up)
+    if bounded is None or ranged is None:
+        return None
+    (gate_in, gate_low, limit), (up_in, up_low, up_high) = bounded, ranged
+    if gate_low is not None or limit is None or up_high != limit or up_low != -limit:
+        return None
+    return Gated(gate_in, up_in, "silu", limit=limit)
 
 
 def _clamp(node: Any) -> tuple[Node, float | None, float | None] | None:

@@ -62,7 +62,10 @@ class _Weights:
     kwargs: dict[str, Any]
 
 
-def match_router(topk: Node) -> Match | Miss | None:
+def match_router(anchor: Node) -> Match | Miss | None:
+    if is_call(anchor, aten.gather.default):
+        return _lookup(anchor)
+    topk = anchor
     key, k = topk.args[0], topk.args[1]
     ids = item(topk, 1)
     if value(key).dim() != 2 or ids is None:
@@ -128,8 +131,34 @@ def _selection(key: Node) -> _Selection | Miss | None:
 def _score_operand(node: Any) -> tuple[str, Node] | None:
     if is_call(node, aten.sigmoid.default):
         return "sigmoid", node.args[0]
+    if is_call(node, aten.sqrt.default):
+        operand = _softplus_operand(node.args[0])
+        return None if operand is None else ("sqrt_softplus", operand)
     operand = softmax_operand(node)
     return None if operand is None else ("softmax", operand)
+
+
+def _softplus_operand(node: Any) -> Node | None:
+    """``x`` if ``node`` is ``log(1 + exp(x))``, which above 20 is ``x``; computed in float32, perhaps rounded."""
+    if is_call(node, CAST):
+        node = node.args[0]
+    if not is_call(node, aten.where.self) or dtype_of(node) != torch.float32:
+        return None
+    is_large, x, small = node.args
+    if not is_call(is_large, aten.gt.Scalar) or is_large.args[0] is not x or not is_number(is_large.args[1], 20):
+        return None
+    if not is_call(small, aten.log1p.default) or not is_call(small.args[0], aten.exp.default):
+        return None
+    return x if small.args[0].args[0] is x else None
+
+
+def _lookup(gather: Node) -> Miss | None:
+    """DeepSeek V4 looks the experts of a token up in a table; the scores only weigh them."""
+    scores, _, ids = gather.args[:3]
+    is_table = is_call(ids, aten.index.Tensor, aten.embedding.default)
+    if not is_table or not is_call(scores, aten.sqrt.default) or _score_operand(scores) is None:
+        return None
+    return Miss("the experts are looked up in a table, not chosen by their scores")
 
 
 def _group_limit(key: Node, base: Node, biased: bool) -> dict[str, Any] | Miss:
@@ -255,4 +284,4 @@ def only_of(nodes: list[Node]) -> Node | None:
     return nodes[0] if len(nodes) == 1 else None
 
 
-PATTERNS = [Pattern("moe_router", "moe", (aten.topk.default,), match_router)]
+PATTERNS = [Pattern("moe_router", "moe", (aten.topk.default, aten.gather.default), match_router)]
