@@ -1,14 +1,18 @@
 """The forward pass of transformers models in the shapes of public ones, with few layers and random weights.
 
 Columns: backend="deepinfer", stock torch.compile, and with --eager the uncompiled model. On a GPU every column is
-replayed from a CUDA graph, as mode="reduce-overhead" does. Tokens are those of one sequence, without a cache.
+replayed from a CUDA graph, as mode="reduce-overhead" does. Tokens are those of one sequence, without a cache. On a
+GPU the models are compiled side by side, a process each, and then timed one at a time.
 """
 
+import multiprocessing
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 import transformers
+from device_times import captured
 from harness import Bench
 
 import torch_deepinfer.inductor  # noqa: F401  (the backend, also where the package is not installed)
@@ -66,6 +70,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 TOKENS = (1, 16, 2048)
+PATIENCE = 1800  # seconds for all models to be compiled
 
 
 def build(name: str, device: str) -> transformers.PreTrainedModel:
@@ -77,24 +82,72 @@ def build(name: str, device: str) -> transformers.PreTrainedModel:
         return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
 
 
-def main() -> None:
+Row = tuple[dict[str, Any], dict[str, Callable[[], Any]]]
+
+
+def compiled(name: str, bench: Bench) -> list[Row]:
+    """The columns of every case of a model; on a GPU they have been called and captured."""
+    device = bench.args.device
+    torch._dynamo.config.recompile_limit = 64  # every column and number of tokens compiles anew
+    cases = [case for tokens in TOKENS if bench.wanted(case := {"model": name, "tokens": tokens})]
+    if not cases:
+        return []
+    model = build(name, device)
+    rows = []
+    for case in cases:
+        ids = torch.randint(3, model.config.vocab_size, (1, case["tokens"]), device=device)
+        functions: dict[str, Any] = {}
+        for column, options in {"ours": {"backend": "deepinfer"}, "stock": {}, "eager": None}.items():
+            if column == "eager" and not bench.args.eager:
+                continue
+            run = model if options is None else torch.compile(model, dynamic=False, **options)
+            call = partial(run, input_ids=ids, use_cache=False)
+            if device == "cuda":
+                with torch.no_grad():
+                    call = captured(call)
+            functions[column] = call
+        rows.append((case, functions))
+    return rows
+
+
+def worker(name: str, everybody: Any, turn: Any, results: Any) -> None:
+    """Compiles a model, waits until all are compiled, and times it when nobody else is timed."""
+    bench = parsed()
+    try:
+        rows = compiled(name, bench)
+    finally:
+        everybody.wait(PATIENCE)
+    with turn:
+        for case, functions in rows:
+            bench.row(case, functions)
+        results.put(bench.rows)
+
+
+def parsed() -> Bench:
     bench = Bench("architectures", __doc__)
     bench.parser.add_argument("--eager", action="store_true", help="time the uncompiled model as well")
     bench.parser.set_defaults(rounds=9)
-    device = bench.args.device
-    for name in SHAPES:
-        cases = [{"model": name, "tokens": tokens} for tokens in TOKENS]
-        if not any(bench.wanted(case) for case in cases):
-            continue
-        model = build(name, device)
-        for case in cases:
-            ids = torch.randint(3, model.config.vocab_size, (1, case["tokens"]), device=device)
-            call = partial(torch.compile, model, dynamic=False)
-            columns = {"ours": call(backend="deepinfer"), "stock": call()}
-            if bench.args.eager:
-                columns["eager"] = model
-            bench.row(case, {name: partial(f, input_ids=ids, use_cache=False) for name, f in columns.items()})
-        del model
+    return bench
+
+
+def main() -> None:
+    bench = parsed()
+    names = [name for name in SHAPES if any(bench.wanted({"model": name, "tokens": tokens}) for tokens in TOKENS)]
+    if bench.args.device == "cpu":
+        for name in names:
+            for case, functions in compiled(name, bench):
+                bench.row(case, functions)
+    else:
+        processes = multiprocessing.get_context("spawn")
+        everybody, turn, results = processes.Barrier(len(names)), processes.Lock(), processes.SimpleQueue()
+        workers = [processes.Process(target=worker, args=(name, everybody, turn, results)) for name in names]
+        for each in workers:
+            each.start()
+        for each in workers:
+            each.join()
+        while not results.empty():
+            bench.rows += results.get()
+    bench.rows.sort(key=lambda row: (names.index(row["case"]["model"]), row["case"]["tokens"]))
     bench.finish()
 
 

@@ -19,7 +19,7 @@ FLUSH = "frac"  # in the name of a kernel that no benchmark has
 
 def sampler(functions: dict[str, Callable[[], Any]]) -> Callable[[list[str]], list[float]]:
     """What takes the next samples of the named functions, in that order, in seconds."""
-    replays = {name: _captured(function) for name, function in functions.items()}
+    replays = {name: captured(function) for name, function in functions.items()}
 
     def take(names: list[str]) -> list[float]:
         with profile(activities=[ProfilerActivity.CUDA]) as profiler:
@@ -52,8 +52,20 @@ def _spans(profiler: profile) -> list[float]:
     return spans
 
 
-def _captured(function: Callable[[], Any]) -> Callable[[], Any]:
-    """A replay of the function, or itself if it cannot be captured."""
+class Replay:
+    """A call, captured with everything that it needs."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, function: Callable[[], Any]) -> None:
+        self.graph, self.function = graph, function
+
+    def __call__(self) -> None:
+        self.graph.replay()
+
+
+def captured(function: Callable[[], Any]) -> Callable[[], Any]:
+    """A replay of the function, or itself if it cannot be captured, or is a replay."""
+    if isinstance(function, Replay):
+        return function
     for _ in range(3):
         function()
     torch.cuda.synchronize()
@@ -64,7 +76,7 @@ def _captured(function: Callable[[], Any]) -> Callable[[], Any]:
     except RuntimeError:
         torch.cuda.synchronize()
         return function
-    return graph.replay
+    return Replay(graph, function)
 
 
 @cache

@@ -199,7 +199,8 @@ class Bench:
         """Times one case; the ratio is the baseline column over the first one."""
         if not self.wanted(case):
             return
-        torch._dynamo.reset()  # every case compiles for its own shapes
+        if not any(isinstance(function, device_times.Replay) for function in functions.values()):
+            torch._dynamo.reset()  # every case compiles for its own shapes
         timings = compare(functions, self.args.rounds, self.args.device)
         ours = next(iter(timings.values()))
         row: dict[str, Any] = {
