@@ -2,6 +2,7 @@
 #   make demo   compile a real model with backend="deepinfer" and print what it brings
 #   make test   build, lint, type-check and test
 #   make test-npu   the tests of NPU kernels on a stand-in for an NPU; `make test` runs a tenth of them
+#   make test-old   the tests of the compile backend with the oldest supported torch and transformers
 # Also: make bench, make wheel, make clean. ARGS="..." is passed on to what runs.
 # Choose another interpreter or version: make PYTHON=python3.12 TORCH="torch==2.12.*" TRANSFORMERS="transformers==5.17.*"
 
@@ -18,7 +19,7 @@ NPU_OPS := $(addprefix tests/test_, $(addsuffix .py, norm norm_quant activation 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-npu bench wheel clean
+.PHONY: demo test test-npu test-old bench wheel clean
 
 $(VENV)/torch.done:
 	@echo "==> creating $(VENV) and installing $(TORCH)"
@@ -69,6 +70,13 @@ test-npu: install $(NPU_VENV)/torch.done
 	$(if $(ARGS),$(NPU_PYTEST) tests/npu $(NPU_OPS) $(ARGS),\
 	  $(NPU_PYTEST) $(NPU_OPS) > $(NPU_LOG) 2>&1 & ops=$$!; $(NPU_PYTEST) tests/npu; kernels=$$?; \
 	  wait $$ops; ops=$$?; cat $(NPU_LOG); [ $$kernels = 0 ] && [ $$ops = 0 ])
+
+# The oldest versions that are supported, beside the newest of `make test`; with the library that is built already.
+OLD_TESTS := $(wildcard tests/test_inductor_*.py) tests/test_families.py tests/test_package.py
+
+test-old:
+	$(MAKE) install VENV=.venv-old TORCH="torch==2.11.*" TRANSFORMERS="transformers==5.17.*"
+	.venv-old/bin/python -m pytest $(OLD_TESTS) $(ARGS)
 
 bench: install
 	@for script in $(filter-out %/harness.py,$(wildcard benchmarks/*.py)); do \

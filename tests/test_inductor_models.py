@@ -77,7 +77,8 @@ def check(model, family, run: Traced, phase: str, batch: int = 2, length: int = 
         exact = copy.deepcopy(model).float()
         truth = exact(**inputs_of(exact, phase, batch, length)).logits
         error = typical_distance(eager, truth)
-        assert typical_distance(ours, truth) <= 1.25 * error and typical_distance(ours, eager) <= error
+        # Two results that are rounded apart are further from each other than either is from the truth.
+        assert typical_distance(ours, truth) <= 1.25 * error and typical_distance(ours, eager) <= 1.5 * error
 
 
 def typical_distance(logits: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
