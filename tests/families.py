@@ -1,7 +1,8 @@
 """Every decoder family of transformers that the patterns know something of: what is found in a tiny model of it.
 
-``python tests/families.py`` traces them all and writes tests/families.json and docs/families.md; names as arguments
-refresh only these. tests/test_families.py compares.
+``python tests/families.py`` traces them all and writes the table of the installed version of transformers,
+tests/families-*.json, and from the newest one docs/families.md; names as arguments refresh only these.
+tests/test_families.py compares.
 """
 
 import copy
@@ -17,7 +18,8 @@ from graphs import swaps, traced
 from tiny_models import FAMILIES, VOCABULARY, build, decode_inputs, prefill_inputs
 
 HERE = Path(__file__).parent
-TABLE, PAGE = HERE / "families.json", HERE.parent / "docs" / "families.md"
+VERSION = ".".join(transformers.__version__.split(".")[:2])
+TABLE, PAGE = HERE / f"families-{VERSION}.json", HERE.parent / "docs" / "families.md"
 
 # Values for what a configuration calls its sizes; those that it knows are set.
 SIZES: dict[str, Any] = {
@@ -150,9 +152,14 @@ PLAIN = [
     "starcoder2",
     "vaultgemma",
 ]
-NAMES = sorted({*FAMILIES, *SPECIAL, *PLAIN})
+NAMES = sorted({*FAMILIES, *SPECIAL, *PLAIN} & {*transformers.CONFIG_MAPPING})
 PHASES = ("prefill", "decode")
 TORCH = torch.__version__.split("+")[0]
+
+
+def newest() -> Path:
+    """The table of the newest version that there is one of."""
+    return max(HERE.glob("families-*.json"), key=lambda path: [int(number) for number in path.stem[9:].split(".")])
 
 
 def tiny(family: str) -> transformers.PreTrainedModel:
@@ -245,7 +252,8 @@ def main() -> None:
         print(family, table[family], flush=True)
     table = dict(sorted(table.items()))
     TABLE.write_text(json.dumps(table, indent=1) + "\n")
-    PAGE.write_text(page(table))
+    if newest() == TABLE:
+        PAGE.write_text(page(table))
 
 
 if __name__ == "__main__":
