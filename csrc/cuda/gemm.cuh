@@ -44,7 +44,7 @@ class GemmWork {
   DEVICE bool next() {
     if constexpr (c.handed_out) {
       if (queue_.used()) {
-        tile = fetches_ ? (next_ < count_ ? next_ : -1) : queue_.hear(!loads_);
+        tile = fetches_ ? (next_ < count_ ? next_ : -1) : queue_.hear(loads_);
         if (fetches_) queue_.tell(tile);
       }
       if (fetches_ && tile >= 0) next_ = atomicAdd(args_.problem.handed_out, 1) + int(gridDim.x / c.cluster);

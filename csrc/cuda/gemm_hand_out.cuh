@@ -29,20 +29,20 @@ class TileQueue {
 
   DEVICE void tell(int tile) {
     const int place = turn_ % places;
-    wait_barrier_in_cluster(&shared_.empty[place], turn_ / places % 2 ^ 1);
-    for (int block = 0; block < c.cluster; ++block) {
-      store_to_cluster(reinterpret_cast<uint32_t*>(&shared_.tiles[place]), block, uint32_t(tile));
-      publish_at(&shared_.full[place], block);
-    }
+    wait_barrier(&shared_.empty[place], turn_ / places % 2 ^ 1);
+    expect_bytes(&shared_.full[place], sizeof(tile));
+    for (int block = 0; block < c.cluster; ++block)
+      send_to_cluster(&shared_.tiles[place], &shared_.full[place], block, tile);
   }
 
-  // `warp`: all threads of a warp call this together, otherwise one thread.
-  DEVICE int hear(bool warp) {
+  // `loads`: one thread, the one that loads, otherwise all threads of a warp together.
+  DEVICE int hear(bool loads) {
     const int place = turn_ % places;
-    wait_barrier_in_cluster(&shared_.full[place], turn_ / places % 2);
+    if (loads) expect_bytes(&shared_.full[place], sizeof(int32_t));
+    wait_barrier(&shared_.full[place], turn_ / places % 2);
     const int tile = *const_cast<const volatile int32_t*>(&shared_.tiles[place]);
-    if (warp) __syncwarp();
-    if (!warp || threadIdx.x % 32 == 0) publish_at(&shared_.empty[place], 0);
+    if (!loads) __syncwarp();
+    if (loads || threadIdx.x % 32 == 0) arrive_at(&shared_.empty[place], 0);
     return tile;
   }
 

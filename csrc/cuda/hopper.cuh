@@ -138,23 +138,16 @@ DEVICE void arrive_at(uint64_t* barrier, uint32_t block) {
       "}\n" ::"r"(shared_address(barrier)), "r"(block) : "memory");
 }
 
-// The same, for what this thread stored before to be seen by who then waits with wait_barrier_in_cluster().
-DEVICE void publish_at(uint64_t* barrier, uint32_t block) {
+// A word to another block, whose barrier there counts the bytes as those of a copy: no fence is needed, neither here nor
+// by those who wait for the barrier.
+DEVICE void send_to_cluster(int32_t* to, uint64_t* barrier, uint32_t block, int32_t x) {
   asm volatile(
       "{\n"
-      ".reg .u32 remote;\n"
-      "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n"
-      "}\n" ::"r"(shared_address(barrier)), "r"(block) : "memory");
-}
-DEVICE void wait_barrier_in_cluster(uint64_t* barrier, uint32_t parity) {
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra again;\n"
-      "}\n" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
+      ".reg .u32 remote, remote_barrier;\n"
+      "mapa.shared::cluster.u32 remote, %0, %2;\n"
+      "mapa.shared::cluster.u32 remote_barrier, %1, %2;\n"
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.s32 [remote], %3, [remote_barrier];\n"
+      "}\n" ::"r"(shared_address(to)), "r"(shared_address(barrier)), "r"(block), "r"(x) : "memory");
 }
 
 DEVICE void cluster_sync() {
