@@ -154,11 +154,12 @@ DEVICE void gemm(const GemmKernelArgs& args) {
   }
   if constexpr (c.cluster > 1) cluster_sync();
   else __syncthreads();
+  GemmTiles<c> tiles;
+  if (!problem.groups_settled) wait_for_previous_kernel();
+  tiles.prepare(problem);
   wait_for_previous_kernel();
   let_next_kernel_start();
   if (problem.later_handed_out && blockIdx.x == 0 && threadIdx.x == 0) *problem.later_handed_out = 0;
-  GemmTiles<c> tiles;
-  tiles.prepare(problem);
   const uint32_t rank = c.cluster > 1 ? block_in_cluster() : 0;
 
   if (loads) {

@@ -10,7 +10,7 @@ namespace deepinfer::cuda {
 namespace {
 
 constexpr int kSharedBytes = 227 * 1024, kReservedBytes = 1024;  // of a processor; that the system takes of each block
-constexpr int kTableBytes = 4096, kBarrierBytes = 512, kMostStages = 16, kLeastStages = 3;
+constexpr int kTableBytes = 5120, kBarrierBytes = 512, kMostStages = 16, kLeastStages = 3;
 constexpr int kAlignment = 2 * 1024;  // of the ring, and of what is staged behind it
 
 // As in gemm.cuh.
@@ -182,7 +182,8 @@ GemmTiling grouped_rows(const GemmShapeFacts& f) {
   if (rows <= 64) return {128, 64, 2, 0, 1, 0, 0, 1};
   if (has_block_scales(f)) return {128, 128, 2, 0, rows > 256 ? 2 : 1, 0, 0, 1, 1};
   if (f.result.scaled) return {128, 128, 2, 0, rows > 512 ? 2 : 1, 0, 0, 1};
-  if (f.x_dense_k && f.result.bulk) return {128, 192, 2, 0, 2, 0, 0, 1, 0, 1};
+  // Long sums make up for the time to write a tile that is larger.
+  if (f.x_dense_k && f.result.bulk && (rows < 256 || f.depth < 8192)) return {128, 192, 2, 0, 2, 0, 0, 1, 0, 1};
   return {128, 256, 2, 0, 2, 0, 0, 1};
 }
 

@@ -47,6 +47,7 @@ struct MatmulArgs {
   GateUp gate_up;
   Gated form;
   float limit, alpha, up_offset;  // see GatedArgs
+  bool groups_settled;  // the last kernel before the product did not write `groups`, but an earlier one
   // For groups of unequal size, or null: a zero on the device, with which tiles are handed out, and another such number
   // that is set to zero for a later product.
   int32_t* handed_out;

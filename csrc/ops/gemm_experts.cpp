@@ -242,6 +242,7 @@ Tensor product_on_cuda(const ExpertLayer& layer, DeviceMap& map, const Tensor& x
   args.up_offset = layer.up_offset;
   args.groups = static_cast<const int32_t*>(map.ends.const_data_ptr()) + 1;
   args.row_groups = RowGroups::ends;
+  args.groups_settled = true;
   args.bias = bias ? bias->const_data_ptr() : nullptr;
   args.bias_stride = bias ? bias->stride(0) : 0;
   args.bias_step = BiasStep::rounded;
