@@ -18,9 +18,6 @@ namespace {
 constexpr int kPortableThreads = 256, kPortableTile = 64, kPortableBlocks = 4;  // of a processor
 constexpr int kBoxBytes = 128;                                                  // of a stage, along k
 
-// Rows of an expert from which it has full tiles, and enough to do with a weight to read it once more for the last one.
-constexpr int64_t kRowsOfFullTiles = 192;
-
 thread_local GemmTiling forced{};
 
 const char* name_of(Operand type) {
@@ -97,7 +94,6 @@ jit::KernelSource source_of(const char* name, const char* header, const GemmConf
                   {"gates", name_of(c.gates)},
                   {"form", name_of(c.form)},
                   {"limited", c.limited},
-                  {"tails_last", c.tails_last},
                   {"handed_out", c.handed_out},
                   {"bulk", c.bulk},
                   {"access", c.access},
@@ -196,13 +192,13 @@ std::vector<GemmConfig> samples() {
   add(2048, 5760, 2880, 32, grouped);
   grouped.gates = GatePairs::neighbours;
   grouped.form = Gated::swish;
-  grouped.limited = grouped.handed_out = grouped.tails_last = 1;
+  grouped.limited = grouped.handed_out = 1;
   add(8192, 5760, 2880, 32, grouped);
   grouped.weight_dense_k = 1;
   grouped.gates = GatePairs::eight_apart;
   grouped.form = Gated::silu;
   grouped.bias = BiasStep::none;
-  grouped.limited = grouped.tails_last = 0;
+  grouped.limited = 0;
   for (int64_t rows : {8, 128, 2048, 16384}) add(rows, 1536, 2048, 128, grouped);
   GemmConfig masked = plain;
   masked.type = Operand::f16;
@@ -389,7 +385,6 @@ GemmConfig plan(const MatmulArgs& args, int device) {
     c.limited = std::isfinite(args.limit);
   }
   c.handed_out = args.handed_out != nullptr;
-  c.tails_last = c.handed_out && args.experts <= kMostSortedExperts && args.rows >= args.experts * kRowsOfFullTiles;
   Access access(out_columns(args), 16 / out_bytes);
   access.limit(args.out, out_bytes);
   access.limit(args.addend, out_bytes);

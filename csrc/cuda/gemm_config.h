@@ -33,14 +33,11 @@ struct GemmConfig {
   GatePairs gates;
   Gated form;      // of gates
   int limited;     // 1: gate and up are clamped
-  int tails_last;  // 1: of groups, full tiles come first and then those that are not, the largest first
   int handed_out;  // 1: a block takes the next tile when it is ready for it, 0: every so many-th tile
   int bulk;    // 1: the copy engine writes the result, 2 bytes an element
   int access;  // elements that alignment lets one store move
   int blocks;  // of a processor at once
 };
-
-constexpr int kMostSortedExperts = 256;  // with tails_last, no more than a block has threads
 
 struct GemmKernelArgs {
   TensorMap weight;   // k, n, expert; n, k, expert if k is not dense

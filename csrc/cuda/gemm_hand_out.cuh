@@ -30,9 +30,14 @@ class TileQueue {
   DEVICE void tell(int tile) {
     const int place = turn_ % places;
     wait_barrier(&shared_.empty[place], turn_ / places % 2 ^ 1);
-    expect_bytes(&shared_.full[place], sizeof(tile));
-    for (int block = 0; block < c.cluster; ++block)
-      send_to_cluster(&shared_.tiles[place], &shared_.full[place], block, tile);
+    if constexpr (c.cluster > 1) {
+      expect_bytes(&shared_.full[place], sizeof(tile));
+      for (int block = 0; block < c.cluster; ++block)
+        send_to_cluster(&shared_.tiles[place], &shared_.full[place], block, tile);
+    } else {
+      shared_.tiles[place] = tile;
+      arrive(&shared_.full[place]);
+    }
   }
 
   // `loads`: one thread, the one that loads, otherwise all threads of a warp together.
@@ -42,7 +47,10 @@ class TileQueue {
     wait_barrier(&shared_.full[place], turn_ / places % 2);
     const int tile = *const_cast<const volatile int32_t*>(&shared_.tiles[place]);
     if (!loads) __syncwarp();
-    if (loads || threadIdx.x % 32 == 0) arrive_at(&shared_.empty[place], 0);
+    if (loads || threadIdx.x % 32 == 0) {
+      if constexpr (c.cluster > 1) arrive_at(&shared_.empty[place], 0);
+      else arrive(&shared_.empty[place]);
+    }
     return tile;
   }
 

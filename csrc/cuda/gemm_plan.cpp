@@ -10,7 +10,7 @@ namespace deepinfer::cuda {
 namespace {
 
 constexpr int kSharedBytes = 227 * 1024, kReservedBytes = 1024;  // of a processor; that the system takes of each block
-constexpr int kTableBytes = 5120, kBarrierBytes = 512, kMostStages = 16, kLeastStages = 3;
+constexpr int kTableBytes = 4096, kBarrierBytes = 512, kMostStages = 16, kLeastStages = 3;
 constexpr int kAlignment = 2 * 1024;  // of the ring, and of what is staged behind it
 
 // As in gemm.cuh.

@@ -33,8 +33,7 @@ struct GemmTiles {
   static constexpr int kMostExperts = 1024;
 
   int count;
-  const int32_t* tile_ends;  // of the tiles of each expert, in shared memory; of those that are full, with tails last
-  const int16_t* tails;      // the experts whose last tile is not full, those with most rows in it first
+  const int32_t* tile_ends;  // of the tiles of each expert, in shared memory
   const MatmulArgs* problem;
 
   DEVICE int first() const { return blockIdx.x / c.cluster; }
@@ -71,7 +70,7 @@ struct GemmTiles {
       for (int e = threadIdx.x; e < experts; e += blockDim.x) {
         int begin, end;
         rows_of(e, begin, end);
-        ends[e] = (end - begin + (c.tails_last ? 0 : c.tile_m - 1)) / c.tile_m * n_tiles();
+        ends[e] = (end - begin + c.tile_m - 1) / c.tile_m * n_tiles();
       }
       __syncthreads();
       if (threadIdx.x < 32) {
@@ -91,30 +90,7 @@ struct GemmTiles {
       __syncthreads();
       tile_ends = ends;
       count = experts > 0 ? ends[experts - 1] : 0;
-      if constexpr (c.tails_last) count += sort_tails() * n_tiles();
     }
-  }
-
-  // Returns how many there are.
-  DEVICE int sort_tails() {
-    __shared__ int16_t rows[kMostSortedExperts], sorted[kMostSortedExperts];
-    const int experts = int(problem->experts), e = threadIdx.x;
-    int left = 0;
-    if (e < experts) {
-      int begin, end;
-      rows_of(e, begin, end);
-      left = (end - begin) % c.tile_m;
-      rows[e] = int16_t(left);
-    }
-    const int many = __syncthreads_count(left > 0);
-    if (left > 0) {
-      int place = 0;
-      for (int other = 0; other < experts; ++other) place += rows[other] > left || (rows[other] == left && other < e);
-      sorted[place] = int16_t(e);
-    }
-    __syncthreads();
-    tails = sorted;
-    return many;
   }
 
   DEVICE GemmTile at(int i, uint32_t rank) const {
@@ -123,12 +99,6 @@ struct GemmTiles {
       const int each = count / int(problem->experts);
       expert = i / each;
       i %= each;
-    }
-    const int full = c.tails_last ? tile_ends[int(problem->experts) - 1] : 0;
-    if (c.tails_last && i >= full) {
-      expert = tails[(i - full) / n_tiles()];
-      rows_of(expert, begin, end);
-      return placed(expert, (i - full) % n_tiles(), (end - begin) / c.tile_m, begin, end, 0, 0, rank);
     }
     if constexpr (counted) {
       int last = int(problem->experts) - 1;  // the first expert whose tiles end after i
@@ -146,10 +116,7 @@ struct GemmTiles {
       k_end = high < 0 ? 0 : high > depth ? depth : high;
       k = low < 0 ? 0 : low > k_end ? k_end : low;
     }
-    place_in_bands(i, n_tiles(), (end - begin + (c.tails_last ? 0 : c.tile_m - 1)) / c.tile_m, n, m);
-    return placed(expert, n, m, begin, end, k, k_end, rank);
-  }
-  static DEVICE GemmTile placed(int expert, int n, int m, int begin, int end, int k, int k_end, uint32_t rank) {
+    place_in_bands(i, n_tiles(), (end - begin + c.tile_m - 1) / c.tile_m, n, m);
     const int aside = side_by_side > 1 ? int(rank) : 0;
     return {expert, (n * side_by_side + aside) * c.tile_n, begin + m * c.tile_m, end, k, k_end};
   }

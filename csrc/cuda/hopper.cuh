@@ -138,7 +138,7 @@ DEVICE void arrive_at(uint64_t* barrier, uint32_t block) {
       "}\n" ::"r"(shared_address(barrier)), "r"(block) : "memory");
 }
 
-// A word to another block, whose barrier there counts the bytes as those of a copy: no fence is needed, neither here nor
+// A word to another block of a kernel with clusters, whose barrier there counts the bytes as those of a copy: no fence is needed, neither here nor
 // by those who wait for the barrier.
 DEVICE void send_to_cluster(int32_t* to, uint64_t* barrier, uint32_t block, int32_t x) {
   asm volatile(

@@ -217,16 +217,19 @@ Tensor permute_on_cuda(const ExpertLayer& layer, const DeviceMap& map) {
   return out;
 }
 
-// `gate_up`: activated. The offsets' first 0 and a count, which nobody needs, serve to hand out tiles.
+// `gate_up`: activated. x may be one row for all experts. The offsets' first 0 and a count, which nobody needs, serve to
+// hand out tiles.
 Tensor product_on_cuda(const ExpertLayer& layer, DeviceMap& map, const Tensor& x, const Tensor& weight,
                        const std::optional<Tensor>& bias, GateUp gate_up, bool first) {
-  Tensor out = layer.matrix(x.size(0), gate_up == GateUp::none ? weight.size(1) : layer.intermediate());
+  const int64_t rows = layer.tokens() * layer.topk();
+  Tensor out = layer.matrix(rows, gate_up == GateUp::none ? weight.size(1) : layer.intermediate());
   const Tensor x_operand = as_tokens(x), weight_operand = as_operand(weight);
   MatmulArgs args{};
   set_x(args, x_operand);
   set_weight(args, weight_operand);
+  if (x.size(0) == 1) args.x_stride = 0;
   args.dtype = args.out_dtype = layer.dtype;
-  args.rows = x.size(0);
+  args.rows = rows;
   args.depth = x.size(1);
   args.columns = weight.size(1);
   args.out_stride = out.size(1);
@@ -242,7 +245,7 @@ Tensor product_on_cuda(const ExpertLayer& layer, DeviceMap& map, const Tensor& x
   args.up_offset = layer.up_offset;
   args.groups = static_cast<const int32_t*>(map.ends.const_data_ptr()) + 1;
   args.row_groups = RowGroups::ends;
-  args.groups_settled = true;
+  args.groups_settled = !first || layer.tokens() > 1;
   args.bias = bias ? bias->const_data_ptr() : nullptr;
   args.bias_stride = bias ? bias->stride(0) : 0;
   args.bias_step = BiasStep::rounded;
@@ -280,7 +283,7 @@ Tensor activate_on_cuda(const ExpertLayer& layer, const Tensor& hidden) {
 Tensor experts_on_cuda(const ExpertLayer& layer) {
   const Tensor ids = dense(layer.topk_ids), weights = dense(layer.topk_weights);
   DeviceMap map = map_on_cuda(layer, ids);
-  const Tensor x = permute_on_cuda(layer, map);
+  const Tensor x = layer.tokens() == 1 ? layer.x : permute_on_cuda(layer, map);
   const Tensor gate_up_weight = as_operand(layer.gate_up);
   const bool gated = can_gate(layer, gate_up_weight);
   const GateUp gate_up = !gated ? GateUp::none : layer.interleaved ? GateUp::alternating : GateUp::halves;
