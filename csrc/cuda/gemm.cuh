@@ -19,19 +19,19 @@ namespace deepinfer {
 
 // What this block works on, in this order: all of k of its tiles, a part of k where the blocks of a cluster share a tile,
 // or, after whole tiles, an equal share of the stages of the tiles that are left, which may belong to two of them. The
-// tiles follow each other at equal distances, or one thread of each cluster fetches them and tells the others.
+// tiles follow each other at equal distances, or are handed out.
 template <GemmConfig c>
 class GemmWork {
  public:
-  int tile, begin, end;  // stages of k
-  int part = 0;          // the number of this part among the block's
+  GemmTile tile;
+  int begin, end;  // stages of k
+  int part = 0;    // the number of this part among the block's
 
   DEVICE GemmWork(const GemmKernelArgs& args, const GemmTiles<c>& tiles, uint32_t rank, bool loads,
                   TileQueue<c> queue)
-      : args_(args), queue_(queue), loads_(loads), fetches_(loads && rank == 0),
+      : tiles_(tiles), queue_(queue), rank_(rank), loads_(loads),
         stages_(int((args.problem.depth + GemmShape<c>::depth - 1) / GemmShape<c>::depth)),
-        next_(tiles.first()), step_(tiles.step()), count_(c.streamed ? args.whole : tiles.count) {
-    tile = next_ < count_ ? next_ : -1;
+        next_(tiles.first()), count_(c.streamed ? args.whole : tiles.count) {
     begin = c.split ? int(rank * stages_ / c.cluster) : 0;
     end = c.split ? int((rank + 1) * stages_ / c.cluster) : stages_;
     if constexpr (c.streamed) {
@@ -40,32 +40,22 @@ class GemmWork {
     }
   }
 
-  // The next tile of which the block does all that it does of any. All know the first one.
+  // The next tile of which the block does all that it does of any.
   DEVICE bool next() {
     if constexpr (c.handed_out) {
-      if (queue_.used()) {
-        tile = fetches_ ? (next_ < count_ ? next_ : -1) : queue_.hear(loads_);
-        if (fetches_) queue_.tell(tile);
-      }
-      if (fetches_ && tile >= 0) next_ = atomicAdd(args_.problem.handed_out, 1) + int(gridDim.x / c.cluster);
-      return tile >= 0;
+      tile = queue_.hear(loads_, rank_);
+      return tile.expert >= 0;
     }
     if (next_ >= count_) return false;
-    tile = next_;
-    next_ += step_;
+    place(next_);
+    next_ += tiles_.step();
     return true;
-  }
-
-  // By depth, the stages are those of the tile.
-  DEVICE void limit_to(const GemmTile& tile) {
-    if constexpr (c.groups == RowGroups::depth)
-      end = (tile.k_end - tile.k + GemmShape<c>::depth - 1) / GemmShape<c>::depth;
   }
 
   // Then the next part of a tile that is left.
   DEVICE bool next_part() {
     if (!c.streamed || left_ >= left_end_) return false;
-    tile = count_ + left_ / stages_;
+    place(count_ + left_ / stages_);
     begin = left_ % stages_;
     end = stages_ - begin < left_end_ - left_ ? stages_ : begin + left_end_ - left_;
     left_ += end - begin;
@@ -74,10 +64,17 @@ class GemmWork {
   }
 
  private:
-  const GemmKernelArgs& args_;
+  DEVICE void place(int i) {
+    tile = tiles_.at(i, rank_);
+    if constexpr (c.groups == RowGroups::depth)  // the stages are those of the tile
+      end = (tile.k_end - tile.k + GemmShape<c>::depth - 1) / GemmShape<c>::depth;
+  }
+
+  const GemmTiles<c>& tiles_;
   TileQueue<c> queue_;
-  bool loads_, fetches_;
-  int stages_, next_, step_, count_;
+  uint32_t rank_;
+  bool loads_;
+  int stages_, next_, count_;
   int left_ = 0, left_end_ = 0, parts_ = 0;
 };
 
@@ -119,11 +116,9 @@ DEVICE void load_tiles(const GemmKernelArgs& args, const GemmRing<c>& ring, cons
   const uint64_t policy = cache_policy(args.weight_read_once);
   RingPlace<c.stages> place;
   for (GemmWork<c> work(args, tiles, rank, true, queue); work.next() || work.next_part();) {
-    const GemmTile tile = tiles.at(work.tile, rank);
-    work.limit_to(tile);
     for (int step = work.begin; step < work.end; ++step, place.advance()) {
       wait_barrier(&ring.empty[place.stage], place.parity ^ 1);
-      load_stage<c>(args, ring, place.stage, tile, tile.k + step * GemmShape<c>::depth, rank, policy);
+      load_stage<c>(args, ring, place.stage, work.tile, work.tile.k + step * GemmShape<c>::depth, rank, policy);
     }
   }
 }
@@ -165,6 +160,8 @@ DEVICE void gemm(const GemmKernelArgs& args) {
   if (loads) {
     if constexpr (c.warpgroups > 1) give_registers_back<Shape::loader_registers>();
     if (threadIdx.x == c.warpgroups * 128) load_tiles<c>(args, ring, tiles, rank, queue);
+    if constexpr (c.handed_out)
+      if (threadIdx.x == c.warpgroups * 128 + 32 && rank == 0) queue.hand_out(tiles);
   } else {
     if constexpr (c.warpgroups > 1) take_registers<Shape::registers>();
     RingPlace<c.stages> place;
@@ -174,19 +171,17 @@ DEVICE void gemm(const GemmKernelArgs& args) {
     if constexpr (c.in_turn || Shape::staggered)
       if (threadIdx.x >= 128) pass_turn();
     for (int i = 0; work.next(); ++i) {
-      const GemmTile tile = tiles.at(work.tile, rank);
-      work.limit_to(tile);
       if (c.in_turn && i % 2 != int(threadIdx.x / 128)) {
         place.skip(work.end - work.begin);
         continue;
       }
-      multiply_rows<c>(sums, problem, ring, place, tile, work.begin, work.end);
+      multiply_rows<c>(sums, problem, ring, place, work.tile, work.begin, work.end);
       if constexpr (c.split) share_sums<c>(sums, shared);
-      else write_tile<c>(sums, args, tile, staging, turn);
+      else write_tile<c>(sums, args, work.tile, staging, turn);
     }
     if constexpr (c.streamed)
       while (work.next_part()) {
-        multiply_rows<c>(sums, problem, ring, place, tiles.at(work.tile, rank), work.begin, work.end);
+        multiply_rows<c>(sums, problem, ring, place, work.tile, work.begin, work.end);
         keep_sums<c>(sums, args, int(blockIdx.x) * 2 + work.part);
       }
     if constexpr (c.bulk) wait_stores_read<0>();

@@ -138,16 +138,17 @@ DEVICE void arrive_at(uint64_t* barrier, uint32_t block) {
       "}\n" ::"r"(shared_address(barrier)), "r"(block) : "memory");
 }
 
-// A word to another block of a kernel with clusters, whose barrier there counts the bytes as those of a copy: no fence is needed, neither here nor
-// by those who wait for the barrier.
-DEVICE void send_to_cluster(int32_t* to, uint64_t* barrier, uint32_t block, int32_t x) {
+// Four words to another block of the cluster, whose barrier there counts the bytes as those of a copy: no fence is needed,
+// neither here nor by those who wait for the barrier. Only in kernels with clusters.
+DEVICE void send_to_cluster(Vec<int32_t, 4>* to, uint64_t* barrier, uint32_t block, const Vec<int32_t, 4>& x) {
   asm volatile(
       "{\n"
       ".reg .u32 remote, remote_barrier;\n"
       "mapa.shared::cluster.u32 remote, %0, %2;\n"
       "mapa.shared::cluster.u32 remote_barrier, %1, %2;\n"
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.s32 [remote], %3, [remote_barrier];\n"
-      "}\n" ::"r"(shared_address(to)), "r"(shared_address(barrier)), "r"(block), "r"(x) : "memory");
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.s32 [remote], {%3, %4, %5, %6}, [remote_barrier];\n"
+      "}\n" ::"r"(shared_address(to)), "r"(shared_address(barrier)), "r"(block), "r"(x.at[0]), "r"(x.at[1]),
+      "r"(x.at[2]), "r"(x.at[3]) : "memory");
 }
 
 DEVICE void cluster_sync() {
