@@ -112,6 +112,7 @@ extern "C" void topk_tiling(int dtype, int wide, int sorted, int table, int64_t 
   const TopkTiling tiling = tile_topk(args, chip);
   const int64_t values[] = {tiling.window, tiling.chunk, tiling.room, blocks_of(tiling, chip), tiling.x_bytes};
   for (int i = 0; i < 5; ++i) result[i] = values[i];
+}
 
 namespace {
 
