@@ -5,8 +5,7 @@
 // Config: `bytes` (int): of a scale.
 #pragma once
 
-#include "moe_dispatch_tiling.h"
-#include "rows.h"
+#include "slots.h"
 
 namespace deepinfer::npu {
 
@@ -34,17 +33,7 @@ class PermuteScales {
     Duplicate(zeros_.template ReinterpretCast<int32_t>(), 0, words);
     Duplicate(ones_.template ReinterpretCast<int32_t>(), -1, words);
     hand_over<HardEvent::V_MTE3>(pipe_);
-    const int64_t tiles = (tiling_.rows + kMapTile - 1) / kMapTile;
-    for (int64_t tile = GetBlockIdx(); tile < tiles; tile += GetBlockNum()) {
-      const int64_t first = tile * kMapTile, left = tiling_.rows - first;
-      const int32_t count = left < kMapTile ? int32_t(left) : kMapTile;
-      DataCopyExtParams params;
-      params.blockLen = uint32_t(count) * uint32_t(sizeof(int32_t));
-      DataCopyPad(slots_, map_[uint64_t(first)], params, DataCopyPadExtParams<int32_t>{});
-      hand_over<HardEvent::MTE2_S>(pipe_);
-      for (int32_t i = 0; i < count; ++i) write_row(first + i, slots_.GetValue(uint32_t(i)));
-      hand_over<HardEvent::S_MTE2>(pipe_);
-    }
+    for_slots(pipe_, map_, slots_, tiling_.rows, [&](int64_t row, int32_t slot) { write_row(row, slot); });
   }
 
  private:

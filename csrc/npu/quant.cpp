@@ -18,14 +18,20 @@ struct QuantizeConfig {
   int given;
 };
 
-jit::AscendSource describe(const QuantizeConfig& c, const char* name, const char* header) {
+// What all kernels of the family have in common.
+template <typename Config>
+jit::AscendSource describe(const Config& c, const char* name, const char* header) {
   jit::AscendSource source;
   source.name = name;
   source.header = header;
   source.tiling = "QuantTiling";
-  source.buffers = {"x", "codes", "scales"};
-  source.facts = {
-      {"dtype", c.dtype}, {"code", cuda::name_of(c.code)}, {"scale", cuda::name_of(c.scale)}, {"given", c.given}};
+  source.facts = {{"dtype", c.dtype}, {"code", cuda::name_of(c.code)}, {"scale", cuda::name_of(c.scale)}};
+  if constexpr (requires { c.given; }) {
+    source.buffers = {"x", "codes", "scales"};
+    source.facts.push_back({"given", c.given});
+  } else {
+    source.buffers = {"codes", "scales", "out"};
+  }
   return source;
 }
 jit::AscendSource describe_blocks(const QuantizeConfig& c) { return describe(c, "quantize", "npu/quant_kernel.h"); }
@@ -46,15 +52,6 @@ struct DequantizeConfig {
   ScaleType scale;
 };
 
-jit::AscendSource describe(const DequantizeConfig& c, const char* name, const char* header) {
-  jit::AscendSource source;
-  source.name = name;
-  source.header = header;
-  source.tiling = "QuantTiling";
-  source.buffers = {"codes", "scales", "out"};
-  source.facts = {{"dtype", c.dtype}, {"code", cuda::name_of(c.code)}, {"scale", cuda::name_of(c.scale)}};
-  return source;
-}
 jit::AscendSource describe_back(const DequantizeConfig& c) {
   return describe(c, "dequantize", "npu/dequant_kernel.h");
 }

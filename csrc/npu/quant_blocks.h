@@ -20,6 +20,23 @@ class BlockWalk {
 
   __aicore__ inline int64_t count() const { return tiling_.matrices.count * tiling_.down * tiling_.across; }
 
+  // The tiles of a core: load(first, count) fetches a tile ahead of work(first, count), which does one. Blocks that do not
+  // fit are done one by one, by large(block).
+  template <typename Load, typename Work, typename Large>
+  __aicore__ inline void for_tiles(Load load, Work work, Large large) const {
+    const int64_t blocks = count(), stride = GetBlockNum() * tiling_.pieces;
+    if (tiling_.chunk < tiling_.block_columns || tiling_.chunk_rows < tiling_.block_rows) {
+      for (int64_t block = GetBlockIdx(); block < blocks; block += GetBlockNum()) large(block);
+      return;
+    }
+    int64_t first = GetBlockIdx() * tiling_.pieces;
+    if (first < blocks) load(first, pieces_at(first));
+    for (; first < blocks; first += stride) {
+      if (first + stride < blocks) load(first + stride, pieces_at(first + stride));
+      work(first, pieces_at(first));
+    }
+  }
+
   // Calls move(run) for the blocks [first, first + count). Blocks of a single row that lie on the core as they do in it are
   // one piece, others of one row and one size are a run.
   template <typename Move>
@@ -62,6 +79,10 @@ class BlockWalk {
   }
 
  private:
+  __aicore__ inline int32_t pieces_at(int64_t first) const {
+    const int64_t left = count() - first;
+    return left < tiling_.pieces ? int32_t(left) : tiling_.pieces;
+  }
   __aicore__ inline int64_t size_at(int64_t column) const {
     const int64_t left = tiling_.columns - column;
     return left < tiling_.block_columns ? left : tiling_.block_columns;

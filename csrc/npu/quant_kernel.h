@@ -40,25 +40,12 @@ class Quantize {
   }
 
   __aicore__ inline void run() {
-    const int64_t blocks = blocks_.count(), stride = GetBlockNum() * tiling_.pieces;
-    if (tiling_.chunk < tiling_.block_columns || tiling_.chunk_rows < tiling_.block_rows) {
-      for (int64_t first = GetBlockIdx(); first < blocks; first += GetBlockNum()) large_block(first);
-      return;
-    }
-    int64_t first = GetBlockIdx() * tiling_.pieces;
-    if (first < blocks) load(first, count_at(first));
-    for (; first < blocks; first += stride) {
-      if (first + stride < blocks) load(first + stride, count_at(first + stride));
-      whole_blocks_of(first, count_at(first));
-    }
+    blocks_.for_tiles([&](int64_t first, int32_t count) { load(first, count); },
+                      [&](int64_t first, int32_t count) { whole_blocks_of(first, count); },
+                      [&](int64_t block) { large_block(block); });
   }
 
  private:
-  __aicore__ inline int32_t count_at(int64_t first) const {
-    const int64_t left = blocks_.count() - first;
-    return left < tiling_.pieces ? int32_t(left) : tiling_.pieces;
-  }
-
   __aicore__ inline void read(const LocalTensor<T>& to, const Run& run) const {
     x_.read_block(to, run.matrix, run.row * tiling_.row_stride + run.begin, run.rows,
                   run.side_by_side ? tiling_.block_columns : tiling_.row_stride, run.size,

@@ -83,11 +83,12 @@ class TopkList {
     if (boundary) follows(*boundary, begin, size);
     if (selected_) {
       exact_ ? below(low_, level_, size) : up_to(low_, level_, size);
-      Not(low_, low_, words(size));
+      Not(boundary ? low_ : keep_, low_, words(size));
       PipeBarrier<PIPE_V>();
-      if (boundary) And(keep_, keep_, low_, words(size));
-      else Or(keep_, low_, low_, words(size));
-      PipeBarrier<PIPE_V>();
+      if (boundary) {
+        And(keep_, keep_, low_, words(size));
+        PipeBarrier<PIPE_V>();
+      }
     }
     const int32_t at = boundary ? 0 : round_up(count_), to = boundary ? 1 - now_ : now_;
     const int32_t kept = compress(list_[to][uint32_t(at)], chunk, size);

@@ -200,7 +200,7 @@ MUTANTS = {
         "expert_map_kernel.h", "kStep = 8;", "kStep = 4;", "is not a multiple of 32", calls.expert_map,
     ),
     "permute: the map of the next tile over the last one": Mutant(
-        "permute_kernel.h", "      hand_over<HardEvent::S_MTE2>(pipe_);\n", "",
+        "slots.h", "    hand_over<HardEvent::S_MTE2>(pipe);\n", "",
         "DataCopyPad to the core: a write of byte .* on pipe MTE2 is not ordered after a read on pipe S", calls.permute,
     ),
     "permute: zeros copied before they are there": Mutant(
