@@ -5,13 +5,12 @@ A row starts two processes in turns, each with a cache folder of its own that is
 
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from harness import Bench, Timing, ratio
+from harness import Bench, Timing
 
 FAMILIES = ("llama", "qwen3_moe", "deepseek_v3", "gpt_oss")
 
@@ -49,7 +48,6 @@ def main() -> None:
     bench = Bench("compile_time", __doc__)
     bench.parser.set_defaults(rounds=5)
     columns = {"ours": {"backend": "deepinfer"}, "stock": {}}
-    print("family".ljust(16), *(f"{name} s".ljust(10) for name in columns), "ours / stock")
     for family in FAMILIES:
         if not bench.wanted({"family": family}):
             continue
@@ -57,17 +55,7 @@ def main() -> None:
         for _ in range(bench.args.rounds):
             for name, options in columns.items():
                 samples[name].append(first_call(family, bench.args.device, options))
-        timings = {name: Timing(seconds) for name, seconds in samples.items()}
-        row = {
-            "case": {"family": family},
-            "seconds": {name: timing.median for name, timing in timings.items()},
-            "minimum": {name: timing.minimum for name, timing in timings.items()},
-            "spread": {name: timing.spread for name, timing in timings.items()},
-            "ratio": ratio(timings["stock"], timings["ours"]),
-        }
-        bench.rows.append(row)
-        cells = (f"{statistics.median(seconds):.2f}".ljust(10) for seconds in samples.values())
-        print(family.ljust(16), *cells, f"{1 / row['ratio']:.2f}", flush=True)
+        bench.record({"family": family}, {name: Timing(seconds) for name, seconds in samples.items()})
     bench.finish()
 
 

@@ -201,7 +201,10 @@ class Bench:
             return
         if not any(isinstance(function, device_times.Replay) for function in functions.values()):
             torch._dynamo.reset()  # every case compiles for its own shapes
-        timings = compare(functions, self.args.rounds, self.args.device)
+        self.record(case, compare(functions, self.args.rounds, self.args.device), bytes_moved)
+
+    def record(self, case: dict[str, Any], timings: dict[str, Timing], bytes_moved: int | None = None) -> None:
+        """Adds a row of what has been timed, and prints it."""
         ours = next(iter(timings.values()))
         row: dict[str, Any] = {
             "case": case,
