@@ -1,10 +1,12 @@
 """The forward pass of transformers models in the shapes of public ones, with few layers and random weights.
 
-Columns: backend="deepinfer", stock torch.compile, and with --eager the uncompiled model. On a GPU every column is
-replayed from a CUDA graph, as mode="reduce-overhead" does. Tokens are those of one sequence, without a cache. On a
-GPU the models are compiled side by side, a process each, and then timed one at a time.
+Columns: backend="deepinfer", stock torch.compile, with --autotune both in mode="max-autotune", and with --eager the
+uncompiled model. On a GPU every column is replayed from a CUDA graph, as mode="reduce-overhead" does. Tokens are those
+of one sequence, without a cache. On a GPU the models are compiled side by side, a process each, and then timed (and
+before that tuned) one at a time.
 """
 
+import contextlib
 import multiprocessing
 from collections.abc import Callable
 from functools import partial
@@ -82,11 +84,28 @@ def build(name: str, device: str) -> transformers.PreTrainedModel:
         return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
 
 
+TUNED = {"mode": "max-autotune-no-cudagraphs"}
+COLUMNS: dict[str, dict[str, str] | None] = {
+    "ours": {"backend": "deepinfer"},
+    "stock": {},
+    "tuned": {"backend": "deepinfer", **TUNED},
+    "stock tuned": TUNED,
+    "eager": None,
+}
+
+
+def columns(bench: Bench) -> dict[str, dict[str, str] | None]:
+    left_out = set() if bench.args.eager else {"eager"}
+    if not bench.args.autotune:
+        left_out |= {"tuned", "stock tuned"}
+    return {name: options for name, options in COLUMNS.items() if name not in left_out}
+
+
 Row = tuple[dict[str, Any], dict[str, Callable[[], Any]]]
 
 
-def compiled(name: str, bench: Bench) -> list[Row]:
-    """The columns of every case of a model; on a GPU they have been called and captured."""
+def compiled(name: str, bench: Bench, tuning: contextlib.AbstractContextManager[Any]) -> list[Row]:
+    """The columns of every case of a model; on a GPU called and captured before, the tuned ones in ``tuning``."""
     device = bench.args.device
     torch._dynamo.config.recompile_limit = 64  # every column and number of tokens compiles anew
     cases = [case for tokens in TOKENS if bench.wanted(case := {"model": name, "tokens": tokens})]
@@ -97,13 +116,11 @@ def compiled(name: str, bench: Bench) -> list[Row]:
     for case in cases:
         ids = torch.randint(3, model.config.vocab_size, (1, case["tokens"]), device=device)
         functions: dict[str, Any] = {}
-        for column, options in {"ours": {"backend": "deepinfer"}, "stock": {}, "eager": None}.items():
-            if column == "eager" and not bench.args.eager:
-                continue
+        for column, options in columns(bench).items():
             run = model if options is None else torch.compile(model, dynamic=False, **options)
             call = partial(run, input_ids=ids, use_cache=False)
             if device == "cuda":
-                with torch.no_grad():
+                with torch.no_grad(), tuning if "tuned" in column else contextlib.nullcontext():
                     call = captured(call)
             functions[column] = call
         rows.append((case, functions))
@@ -114,7 +131,7 @@ def worker(name: str, everybody: Any, turn: Any, results: Any) -> None:
     """Compiles a model, waits until all are compiled, and times it when nobody else is timed."""
     bench = parsed()
     try:
-        rows = compiled(name, bench)
+        rows = compiled(name, bench, turn)
     finally:
         everybody.wait(PATIENCE)
     with turn:
@@ -125,6 +142,7 @@ def worker(name: str, everybody: Any, turn: Any, results: Any) -> None:
 
 def parsed() -> Bench:
     bench = Bench("architectures", __doc__)
+    bench.parser.add_argument("--autotune", action="store_true", help='time mode="max-autotune" as well')
     bench.parser.add_argument("--eager", action="store_true", help="time the uncompiled model as well")
     bench.parser.set_defaults(rounds=9)
     return bench
@@ -135,7 +153,7 @@ def main() -> None:
     names = [name for name in SHAPES if any(bench.wanted({"model": name, "tokens": tokens}) for tokens in TOKENS)]
     if bench.args.device == "cpu":
         for name in names:
-            for case, functions in compiled(name, bench):
+            for case, functions in compiled(name, bench, contextlib.nullcontext()):
                 bench.row(case, functions)
     else:
         processes = multiprocessing.get_context("spawn")

@@ -22,7 +22,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from torch_deepinfer.inductor import masks
+from torch_deepinfer.inductor import masks, packages
 from torch_deepinfer.inductor.matcher import (
     CAST,
     Match,
@@ -111,6 +111,8 @@ def _decide(
     if reason is not None and not inside.isdisjoint(counted):
         return  # a part of a larger match that was declined as well
     reason = reason or _obstacle(match, inside) or _difference(match)
+    if V.aot_compilation:
+        reason = reason or packages.declines(match)
     counted.update(dict.fromkeys(inside, reason is None))
     if reason is not None:
         done.declined[name, reason] += 1
@@ -255,27 +257,20 @@ def _swap(graph: Graph, match: Match) -> None:
         arguments = [resolve(argument, call, made) for argument in match.args]
         kwargs = {name: resolve(argument, call, made) for name, argument in match.kwargs.items()}
         if V.aot_compilation:
-            kwargs = _default_ints(match.op) | kwargs
+            kwargs = packages.arguments(match.op, kwargs)
         node = call(match.op, *arguments, **kwargs)
         for index, output in enumerate(match.outputs):
             if output is None:
                 continue
             result = node if len(match.outputs) == 1 else call(operator.getitem, node, index)
+            if value(result).dtype != value(output).dtype:
+                result = call(CAST, result, value(output).dtype)
             if match.permutation is not None:
                 result = call(aten.permute.default, result, match.permutation)
             if match.view is not None:
                 result = call(aten.clone.default, result, memory_format=torch.contiguous_format)
                 result = call(aten.view.default, result, match.view)
             output.replace_all_uses_with(result)
-
-
-def _default_ints(op: torch._ops.OpOverload) -> dict[str, int]:
-    """Named arguments that a call ahead of time has to spell out: such packages mix up those that it leaves out."""
-    return {
-        argument.name: argument.default_value
-        for argument in op._schema.arguments
-        if argument.kwarg_only and type(argument.default_value) is int
-    }
 
 
 def _check_expectations(done: Rewrites, settings: Settings) -> None:

@@ -41,15 +41,15 @@ def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance * expected.abs().max().item())
 
 
-OLDER = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
+ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")]
 
 
 @torch.no_grad()
-@pytest.mark.skipif(OLDER, reason="seen to fail with torch 2.11, seen to work with torch 2.13")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)])
-def test_package_in_a_fresh_process(tmp_path, dtype):
-    model = Logits(tiny_model("qwen3_moe", dtype))
-    ids = prompt()
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("where", ["cpu", pytest.param("cuda", marks=ON_GPU)])
+def test_package_in_a_fresh_process(tmp_path, where, dtype):
+    model = Logits(tiny_model("qwen3_moe", dtype)).to(where)
+    ids = prompt().to(where)
     exported = torch.export.export(model, (ids,), strict=False)
     package = torch._inductor.aoti_compile_and_package(
         exported, package_path=str(tmp_path / "model.pt2"), inductor_configs=inductor_configs(PATTERNS)

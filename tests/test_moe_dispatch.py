@@ -211,6 +211,9 @@ def test_indices_out_of_range_poison_their_rows_on_a_gpu(with_inverse):
     out = ops.moe_unpermute(permuted, slots_to_rows)
     assert out[1:3].isnan().all()
     assert_bit_equal(out[[0, 3]], torch.stack([x[0] + x[0], x[3]]))
+    many = slots_to_rows.repeat(400, 1)  # enough for the kernel whose blocks stay
+    out = ops.moe_unpermute(permuted, many).view(400, 4, 24)
+    assert out[:, 1:3].isnan().all() and not out[:, [0, 3]].isnan().any()
     rows_to_slots[1] = 8
     permuted = ops.moe_permute(x, rows_to_slots, 2)
     assert permuted[1].isnan().all() and not permuted[[0, 2, 3, 4]].isnan().any()
@@ -262,6 +265,19 @@ def test_unpermute_layouts(device, dtype):
         assert_bit_equal(ops.moe_unpermute(y.to(device), slots_to_rows.to(device), view.to(device)), expected, name)
     for name, view in layouts(slots_to_rows).items():
         assert_bit_equal(ops.moe_unpermute(y.to(device), view.to(device), weights.to(device)), expected, name)
+
+
+@pytest.mark.parametrize("hidden_size", [8, 24, 520, 2048, 2056, 4600])
+@pytest.mark.parametrize("topk", [1, 3, 8, 16])
+def test_unpermute_of_many_tokens(device, topk, hidden_size):
+    # More than a GPU has room for at once.
+    tokens = 1100
+    y = torch.randn(999, hidden_size, device=device).bfloat16()
+    slots_to_rows = torch.randint(-300, 999, (tokens, topk), device=device).int().clamp_(min=-1)
+    weights = torch.rand(tokens, topk, device=device)
+    expected = reference.moe_unpermute(y, slots_to_rows, weights)
+    assert_bit_equal(ops.moe_unpermute(y, slots_to_rows, weights), expected)
+    assert_bit_equal(ops.moe_unpermute(y, slots_to_rows), reference.moe_unpermute(y, slots_to_rows))
 
 
 def test_unpermute_sums_in_float32(device):

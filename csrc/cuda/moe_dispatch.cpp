@@ -21,6 +21,8 @@ constexpr int64_t kFewBlocks = 1024;  // below that many, a row is shared out ov
 constexpr int64_t kFewRows = 1024;  // up to that many, a block a row: reads x again for each of them, but all at once
 constexpr int kMostTopk = 16;  // that is unrolled
 constexpr int kMostStageBytes = 32 * 1024;  // of a row in shared memory: several blocks share a processor
+constexpr int kVector = 16;                 // bytes
+constexpr int kRingBytes = 200 * 1024, kMostStages = 16, kLeastStages = 3;  // of moe_unpermute_bulk
 
 jit::KernelSource source_of(const char* name, const char* config, const char* args, int threads) {
   jit::KernelSource source;
@@ -94,10 +96,22 @@ jit::KernelSource describe_scales(const MoePermuteScalesConfig& c) {
   return source;
 }
 
-jit::KernelSource describe_unpermute(const MoeUnpermuteConfig& c) {
-  jit::KernelSource source = source_of("moe_unpermute", "MoeUnpermuteConfig", "MoeUnpermuteArgs", c.threads);
-  source.facts = {{"out", c.out},       {"weights", c.weights}, {"coded", c.coded},    {"weighted", c.weighted},
-                  {"access", c.access}, {"topk", c.topk},       {"threads", c.threads}};
+jit::KernelSource source_of(const char* name, const MoeUnpermuteConfig& c) {
+  jit::KernelSource source = source_of(name, "MoeUnpermuteConfig", "MoeUnpermuteArgs", c.threads);
+  source.header = "cuda/moe_unpermute.cuh";
+  source.facts = {{"out", c.out},       {"weights", c.weights}, {"coded", c.coded},     {"weighted", c.weighted},
+                  {"access", c.access}, {"topk", c.topk},       {"threads", c.threads}, {"stages", c.stages}};
+  return source;
+}
+
+// Of one slot of a token.
+int piece_bytes(const MoeUnpermuteConfig& c) { return c.threads * kVector / (c.coded ? size_of(c.out) : 1); }
+
+jit::KernelSource describe_unpermute(const MoeUnpermuteConfig& c) { return source_of("moe_unpermute", c); }
+jit::KernelSource describe_unpermute_bulk(const MoeUnpermuteConfig& c) {
+  jit::KernelSource source = source_of("moe_unpermute_bulk", c);
+  source.threads = c.threads + kWarp;
+  source.shared_bytes = c.stages * c.topk * piece_bytes(c);
   return source;
 }
 
@@ -117,9 +131,12 @@ std::vector<MoePermuteConfig> bulk_samples() { return {{16, 0, 4, kWarp, 16384}}
 std::vector<MoePermuteConfig> row_samples() { return {{16, 0, 4, kRowThreads, 0}, {1, 0, 4, 32, 0}}; }
 std::vector<MoePermuteScalesConfig> scales_samples() { return {{4, 1, kRowThreads}, {1, 0, kRowThreads}}; }
 std::vector<MoeUnpermuteConfig> unpermute_samples() {
-  return {{DType::bf16, DType::f32, 0, 1, 8, 8, kRowThreads},
-          {DType::f32, DType::f32, 0, 0, 1, 0, 64},
-          {DType::bf16, DType::f32, 1, 1, 8, 8, kRowThreads}};
+  return {{DType::bf16, DType::f32, 0, 1, 8, 8, kRowThreads, 0},
+          {DType::f32, DType::f32, 0, 0, 1, 0, 64, 0},
+          {DType::bf16, DType::f32, 1, 1, 8, 8, kRowThreads, 0}};
+}
+std::vector<MoeUnpermuteConfig> unpermute_bulk_samples() {
+  return {{DType::bf16, DType::f32, 0, 1, 8, 8, kRowThreads, 6}, {DType::bf16, DType::f32, 1, 1, 8, 8, 224, 13}};
 }
 
 jit::Kernels<ExpertMapConfig> count_kernels(describe_count, count_samples);
@@ -129,6 +146,7 @@ jit::Kernels<MoePermuteConfig> bulk_kernels(describe_bulk, bulk_samples);
 jit::Kernels<MoePermuteConfig> row_kernels(describe_by_row, row_samples);
 jit::Kernels<MoePermuteScalesConfig> scales_kernels(describe_scales, scales_samples);
 jit::Kernels<MoeUnpermuteConfig> unpermute_kernels(describe_unpermute, unpermute_samples);
+jit::Kernels<MoeUnpermuteConfig> unpermute_bulk_kernels(describe_unpermute_bulk, unpermute_bulk_samples);
 
 }  // namespace
 
@@ -188,13 +206,24 @@ void moe_unpermute(const MoeUnpermuteArgs& args, int device) {
   access.limit_stride(args.row_stride, y_element);
   const int64_t pieces = ceil_div(args.hidden_size, 16 / element);
   const bool few = args.tokens * ceil_div(pieces, kRowThreads) < kFewBlocks;
-  const MoeUnpermuteConfig c{args.dtype,
-                             args.weights ? args.weights_dtype : DType::f32,
-                             args.coded,
-                             args.weights != nullptr,
-                             access.elements(),
-                             unrolled(args.topk),
-                             threads_for(pieces, few ? kFewThreads : kRowThreads)};
+  MoeUnpermuteConfig c{args.dtype,
+                       args.weights ? args.weights_dtype : DType::f32,
+                       args.coded,
+                       args.weights != nullptr,
+                       access.elements(),
+                       unrolled(args.topk),
+                       threads_for(pieces, few ? kFewThreads : kRowThreads),
+                       0};
+  const jit::DeviceFacts& facts = jit::device_facts(device);
+  const uint64_t bits = reinterpret_cast<uintptr_t>(args.y) | uint64_t((args.row_stride | args.hidden_size) * y_element);
+  const bool copies = facts.capability >= 90 && bits % kVector == 0 && c.access * element == kVector;
+  if (copies && args.tokens >= kFewBlocks && c.topk) {
+    c.threads = threads_for(ceil_div(pieces, ceil_div(pieces, kRowThreads)));  // of a piece, all of the same size
+    c.stages = std::min(kRingBytes / (c.topk * piece_bytes(c)), kMostStages);
+    const int64_t blocks = std::min<int64_t>(args.tokens, facts.multiprocessors);
+    if (c.stages >= kLeastStages) return unpermute_bulk_kernels.launch(device, c, {unsigned(blocks)}, args);
+    c.stages = 0;
+  }
   const int64_t blocks = args.tokens < kFewBlocks ? ceil_div(pieces, c.threads) : 1;
   unpermute_kernels.launch(device, c, {unsigned(args.tokens * blocks)}, args);
 }

@@ -7,11 +7,9 @@
 //
 // moe_permute: a block a token, given the inverse map. The row is read once and written to its topk places: by the bulk
 // copy engine, through shared memory, where there is one and the rows are aligned to 16 bytes, else through registers.
-// Without the inverse map, a block a row of the result. moe_unpermute: a block a piece of a token's row, the topk rows
-// are in flight together. Both are bound by memory: the token rows once and the expert rows once.
+// Without the inverse map, a block a row of the result. Bound by memory: the token rows once and the expert rows once.
 //
-// An index that is no index poisons: its row, or the token's row, is filled with bytes of 0xff, a NaN in every
-// floating-point type.
+// An index that is no index poisons: its row is filled with bytes of 0xff, a NaN in every floating-point type.
 #pragma once
 
 #include "device.cuh"
@@ -21,8 +19,7 @@
 
 namespace deepinfer {
 
-constexpr int32_t kDropped = -1;  // -1 or an expert of another rank
-constexpr int32_t kInvalid = -2;  // outside [-1, num_experts)
+constexpr int32_t kInvalid = -2;  // an expert outside [-1, num_experts)
 
 // The local expert of a slot, kDropped or kInvalid.
 template <ExpertMapConfig c>
@@ -199,9 +196,6 @@ DEVICE void expert_map(const ExpertMapArgs& args) {
 
 // ---- rows ----
 
-template <bool condition, typename Yes, typename No> struct If { using type = Yes; };
-template <typename Yes, typename No> struct If<false, Yes, No> { using type = No; };
-
 template <int n>
 DEVICE Vec<uint8_t, n> filled_with(uint8_t byte) {
   Vec<uint8_t, n> v;
@@ -317,7 +311,7 @@ DEVICE void moe_permute_by_row(const MoePermuteArgs& args) {
 // A thread a scale.
 template <MoePermuteScalesConfig c>
 DEVICE void moe_permute_scales(const MoePermuteScalesArgs& args) {
-  using Scale = typename If<c.bytes == 1, uint8_t, uint32_t>::type;
+  using Scale = Choose<c.bytes == 1, uint8_t, uint32_t>;
   const int64_t i = int64_t(blockIdx.x) * c.threads + threadIdx.x;
   const int64_t across = c.by_rows ? args.rows : args.columns, outer = i / across, inner = i - outer * across;
   const int64_t row = c.by_rows ? inner : outer, column = c.by_rows ? outer : inner;
@@ -329,61 +323,6 @@ DEVICE void moe_permute_scales(const MoePermuteScalesArgs& args) {
   if (slot >= 0 && slot < args.tokens * args.topk)
     scale = static_cast<const Scale*>(args.scales)[slot / args.topk * args.row_stride + column * args.column_stride];
   static_cast<Scale*>(args.out)[row * args.out_row_stride + column * args.out_column_stride] = scale;
-}
-
-template <MoeUnpermuteConfig c>
-DEVICE void moe_unpermute(const MoeUnpermuteArgs& args) {
-  using T = Element<c.out>;
-  using Y = typename If<c.coded, uint8_t, T>::type;
-  using W = Element<c.weights>;
-  constexpr int n = kVectorBytes / sizeof(T);
-  constexpr int together = c.topk ? c.topk : 4;  // rows in flight
-  // Few tokens are shared out over several blocks each.
-  const uint32_t blocks = gridDim.x / uint32_t(args.tokens), block = blockIdx.x % blocks;
-  const int64_t token = blockIdx.x / blocks, size = args.hidden_size;
-  const int topk = c.topk ? c.topk : int(args.topk);
-  T* out = static_cast<T*>(args.out) + token * size;
-  wait_for_previous_kernel();
-  let_next_kernel_start();
-  const int32_t* rows = args.slots_to_rows + token * topk;
-  const W* weights = static_cast<const W*>(args.weights) + token * topk;
-
-  for (int64_t i = (block * c.threads + threadIdx.x) * n; i < size; i += blocks * c.threads * n) {
-    float sum[n] = {};
-    bool poisoned = false;
-    for (int first = 0; first < topk; first += together) {
-      Vec<Y, n> held[together];
-      float factor[together];
-      bool present[together];
-#pragma unroll
-      for (int j = 0; j < together; ++j) {
-        const int32_t row = first + j < topk ? rows[first + j] : kDropped;
-        present[j] = row >= 0 && row < args.rows;
-        poisoned |= row < kDropped || row >= args.rows;
-        factor[j] = c.weighted && present[j] ? to_float(weights[first + j]) : 1.f;
-        if (c.coded && present[j]) factor[j] *= args.row_scales[row];
-        const Y* y = static_cast<const Y*>(args.y) + row * args.row_stride;
-        if (present[j]) held[j] = load_vector<c.access, n>(y, i, size);
-      }
-#pragma unroll
-      for (int j = 0; j < together; ++j) {
-        if (!present[j]) continue;
-        float values[n];
-        if constexpr (c.coded) {
-          from_codes<Code::e4m3, n>(held[j], values);
-        } else {
-#pragma unroll
-          for (int e = 0; e < n; ++e) values[e] = to_float(held[j].at[e]);
-        }
-#pragma unroll
-        for (int e = 0; e < n; ++e) sum[e] += factor[j] * values[e];
-      }
-    }
-    Vec<T, n> y;
-#pragma unroll
-    for (int e = 0; e < n; ++e) y.at[e] = from_float<T>(poisoned ? __uint_as_float(0xffffffff) : sum[e]);
-    store_vector<c.access, n>(out, i, size, y);
-  }
 }
 
 }  // namespace deepinfer

@@ -5,6 +5,8 @@
 
 namespace deepinfer {
 
+constexpr int32_t kDropped = -1;  // the row of a slot with expert -1 or one of another rank, or the slot of a row without
+
 struct ExpertMapConfig {
   int wide_ids;
   int counted;   // 1: expert_count ran first, `cursors` holds the counts of each chunk
@@ -35,9 +37,10 @@ struct MoeUnpermuteConfig {
   DType out, weights;
   int coded;     // 1: the rows are float8_e4m3fn and have scales
   int weighted;
-  int access;  // elements that alignment lets one access move
-  int topk;    // known and small, or 0
-  int threads;
+  int access;   // elements that alignment lets one access move
+  int topk;     // known and small, or 0
+  int threads;  // that add up
+  int stages;   // of topk pieces of rows in shared memory, or 0 without the bulk copy engine
 };
 
 }  // namespace deepinfer
