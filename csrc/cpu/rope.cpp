@@ -203,11 +203,11 @@ NormRow<T> norm_of(const RopeArgs& args) {
 // Item i belongs to block i / (block * heads); inside a block, positions change faster than heads.
 template <typename T, RopeStyle style, bool round_products>
 void rotate_rows(const RopeArgs& args, const RopeTensor& x, int64_t begin, int64_t end) {
-  const int64_t half = args.rotary_dim / 2, rest = args.head_size - args.rotary_dim;
+  const int64_t half = args.rotary_dim / 2, rest = x.rest_size;
   const int64_t heads = x.in_rows.count, groups = x.in_groups.count;
   const int64_t widest = min(half, kPairs), block = min(kPositions, kFloats / (4 * widest));
   alignas(64) float tables[kFloats + kLanes];  // vectors may read past the end
-  int64_t in_offset[kPositions], out_offset[kPositions];
+  int64_t in_offset[kPositions], out_offset[kPositions], rest_offset[kPositions];
   const NormRow<T> norm = norm_of<T>(args);
   const void* weight = norm ? args.norm.weights[&x - args.tensors] : nullptr;
   alignas(64) float normed[RopeNorm::kMostHeadSize];
@@ -217,6 +217,7 @@ void rotate_rows(const RopeArgs& args, const RopeTensor& x, int64_t begin, int64
     for (int64_t j = 0; j < positions; ++j) {
       in_offset[j] = row_offset(x.in_groups, first_group + j);
       out_offset[j] = row_offset(x.out_groups, first_group + j);
+      rest_offset[j] = row_offset(x.rest_groups, first_group + j);
     }
     for (int64_t first = 0; first < half; first += kPairs) {
       const int64_t n = min(half - first, kPairs);
@@ -225,6 +226,8 @@ void rotate_rows(const RopeArgs& args, const RopeTensor& x, int64_t begin, int64
       for (int64_t i = begin; i < block_end; ++head, j = 0) {
         const T* in = static_cast<const T*>(x.in) + row_offset(x.in_rows, head);
         T* out = static_cast<T*>(x.out) + row_offset(x.out_rows, head);
+        const T* passed = static_cast<const T*>(x.rest) + row_offset(x.rest_rows, head);
+        T* passed_out = static_cast<T*>(x.rest_out) + row_offset(x.out_rows, head);
         for (; j < positions && i < block_end; ++j, ++i) {
           const T* from = in + in_offset[j];
           T* to = out + out_offset[j];
@@ -238,8 +241,9 @@ void rotate_rows(const RopeArgs& args, const RopeTensor& x, int64_t begin, int64
             continue;
           }
           rotate_row<T, style, round_products>(from, to, half, first, n, tables + j * 4 * n);
-          if (first == 0 && rest > 0 && from != to)
-            std::memcpy(to + args.rotary_dim, from + args.rotary_dim, rest * sizeof(T));
+          const T* passed_from = passed + rest_offset[j];
+          T* passed_to = passed_out + out_offset[j];
+          if (first == 0 && rest > 0 && passed_from != passed_to) std::memcpy(passed_to, passed_from, rest * sizeof(T));
         }
       }
     }

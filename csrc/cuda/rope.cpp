@@ -42,6 +42,7 @@ jit::KernelSource describe(const RopeConfig& c) {
                   {"lanes", c.lanes},
                   {"heads", c.heads},
                   {"rest", c.rest},
+                  {"apart", c.apart},
                   {"strided", c.strided},
                   {"wide", c.wide},
                   {"exchange", c.exchange},
@@ -74,7 +75,10 @@ int columns_of_piece(const RopeConfig& c) {
 int lanes_of(const RopeConfig& c) {
   const int64_t n = pairs_of_piece(c);
   const int64_t pieces = ceil_div(c.rotary_dim / 2, n) + (c.rest ? ceil_div(c.head_size - c.rotary_dim, 2 * n) : 0);
-  return int(c.ordered || c.normed || c.exchange ? std::bit_ceil(uint64_t(pieces)) : pieces);
+  if (c.ordered || c.normed) return int(std::bit_ceil(uint64_t(pieces)));
+  if (!c.exchange) return int(pieces);
+  const int64_t turned = c.rotary_dim / (2 * n);  // a power of two: they find each other if every row starts at one
+  return int(ceil_div(pieces, turned) * turned);
 }
 
 // Where half a row is shorter than a cache line, one thread for both halves would have each line moved in two parts.
@@ -92,6 +96,10 @@ void limit(Access& access, const RopeTensor& x, int element_size) {
   access.limit(x.in, x.in_rows, element_size);
   access.limit(x.out, x.out_groups, element_size);
   access.limit(x.out, x.out_rows, element_size);
+  if (x.rest_size == 0) return;
+  access.limit(x.rest, x.rest_groups, element_size);
+  access.limit(x.rest, x.rest_rows, element_size);
+  access.limit(x.rest_out, element_size);
 }
 
 int access_of(const RopeArgs& args, const RopeConfig& c) {
@@ -122,8 +130,9 @@ int weight_access_of(const RopeArgs& args, const RopeConfig& c) {
 }
 
 bool is_strided(const RopeTensor& x) {
-  const int dims = std::max({x.in_groups.dims, x.in_rows.dims, x.out_groups.dims, x.out_rows.dims, x.cos.groups.dims,
-                             x.sin.groups.dims, x.position_groups.dims});
+  const int dims =
+      std::max({x.in_groups.dims, x.in_rows.dims, x.out_groups.dims, x.out_rows.dims, x.cos.groups.dims,
+                x.sin.groups.dims, x.position_groups.dims, x.rest_groups.dims, x.rest_rows.dims});
   return dims > 1;
 }
 
@@ -151,6 +160,7 @@ RopeConfig plan(const RopeArgs& args, int device) {
     c.strided |= is_strided(x);
     most_rows = std::max(most_rows, x.in_rows.count);
   }
+  c.apart = args.apart && c.rest;
   c.head_size = int(c.rest ? args.head_size : args.rotary_dim);
   c.exchange = exchanges(c);
   c.access = access_of(args, c);
@@ -213,6 +223,13 @@ std::vector<RopeConfig> samples() {
   eager.per_pair = eager.position_bytes = 0;
   eager.strided = 1;
   configs.push_back(eager);
+  // The heads of latent attention, whose keys have the rest elsewhere.
+  for (RopeStyle style : styles) {
+    RopeConfig c = sample(style, DType::bf16, DType::bf16, 192, 64);
+    c.apart = c.strided = 1;
+    c.position_bytes = 0;
+    configs.push_back(c);
+  }
   // The parts of a complex tensor.
   RopeConfig complex = sample(RopeStyle::interleaved, DType::bf16, DType::f32, 64, 64);
   complex.position_bytes = complex.table_access = 0;

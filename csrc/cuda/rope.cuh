@@ -30,11 +30,12 @@ struct Place {
   DEVICE explicit Place(int piece) {
     constexpr int half = c.rotary_dim / 2, turned = turned_pieces<c>;
     const bool beyond = c.rest && piece >= turned;
-    if (beyond) first = c.rotary_dim + (piece - turned) * 2 * n;
+    constexpr int start = c.apart ? 0 : c.rotary_dim, end = c.apart ? c.head_size - c.rotary_dim : c.head_size;
+    if (beyond) first = start + (piece - turned) * 2 * n;
     else first = piece * (halves ? n : 2 * n);
     second = halves && !beyond ? half + first : first + n;
-    first_end = beyond ? c.head_size : halves ? half : c.rotary_dim;
-    second_end = beyond ? c.head_size : c.rotary_dim;
+    first_end = beyond ? end : halves ? half : c.rotary_dim;
+    second_end = beyond ? end : c.rotary_dim;
   }
 };
 
@@ -225,11 +226,12 @@ DEVICE void rotary_embedding(const RopeArgs& args) {
   const Index thread = Index(blockIdx.x - (is_k ? q_blocks : 0)) * kRopeThreads + threadIdx.x;
   const int piece = int(thread % c.lanes);
   const Index group = thread / c.lanes / stride, first_row = thread / c.lanes % stride;
-  const bool active = group < x.in_groups.count;
+  const bool beyond = c.rest && piece >= turned_pieces<c>, apart = c.apart && beyond;
+  const bool active = group < x.in_groups.count && !(apart && x.rest_size == 0), turns = active && !beyond;
   const Index rows = active ? Index(x.in_rows.count) : 0;
-  const bool beyond = c.rest && piece >= turned_pieces<c>, turns = active && !beyond;
-  const T* in = static_cast<const T*>(x.in) + row_offset<c.strided>(x.in_groups, group);
-  T* out = static_cast<T*>(x.out) + row_offset<c.strided>(x.out_groups, group);
+  const Rows &in_groups = apart ? x.rest_groups : x.in_groups, &in_rows = apart ? x.rest_rows : x.in_rows;
+  const T* in = static_cast<const T*>(apart ? x.rest : x.in) + row_offset<c.strided>(in_groups, group);
+  T* out = static_cast<T*>(apart ? x.rest_out : x.out) + row_offset<c.strided>(x.out_groups, group);
 
   wait_for_previous_kernel();
 
@@ -239,7 +241,7 @@ DEVICE void rotary_embedding(const RopeArgs& args) {
 #pragma unroll
   for (int j = 0; j < c.heads; ++j) {
     const Index row = first_row + j * stride;
-    held[j] = read_piece<c, c.access>(in + row_offset<c.strided>(x.in_rows, row), piece, row < rows);
+    held[j] = read_piece<c, c.access>(in + row_offset<c.strided>(in_rows, row), piece, row < rows);
   }
   Vec<W, 2 * pairs_of_piece<c>> weight{};
   if constexpr (c.normed && c.form != WeightForm::none)

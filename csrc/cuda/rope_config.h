@@ -22,6 +22,7 @@ struct RopeConfig {
   int lanes;           // threads of a row
   int heads;           // rows that a thread holds at once
   int rest;            // 1: the elements beyond rotary_dim are copied
+  int apart;           // 1: those have rows of their own
   int strided;         // 1: some rows have more than one stride
   int wide;            // 1: threads are not counted in 32 bits
   int exchange;        // 1: for `half`, a thread has 16 bytes of one half and gets the partners from another thread

@@ -1,5 +1,5 @@
-// rotary_embedding, rotary_embedding_ and qk_norm_rope: schemas, argument checks, outputs. Only the launch depends on the
-// device.
+// rotary_embedding, rotary_embedding_, qk_norm_rope and mla_qk_rope: schemas, argument checks, outputs. Only the launch
+// depends on the device.
 
 #include "rope.h"
 
@@ -37,10 +37,8 @@ RopeStyle rope_style(const char* op, const std::string& name) {
   fail(op, ": style must be half, interleaved or interleaved_to_half, got ", name);
 }
 
-// Checks the arguments that q and k share and fills the part of `args` that they decide.
-void prepare(const char* op, RopeArgs& args, const Tensor& q, const std::optional<Tensor>& k, const Angles& angles,
-             const std::string& style, bool inverse, std::optional<int64_t> rotary_dim) {
-  const auto& [cos, sin, positions] = angles;
+// Checks q and fills the part of `args` that it decides.
+void prepare_q(const char* op, RopeArgs& args, const Tensor& q, const std::string& style, bool inverse) {
   args.style = rope_style(op, style);
   args.sin_sign = inverse ? -1.f : 1.f;
   DI_CHECK(q.dim() >= 1, op, ": q must have at least one dimension");
@@ -48,16 +46,11 @@ void prepare(const char* op, RopeArgs& args, const Tensor& q, const std::optiona
   args.head_size = q.size(q.dim() - 1);
   DI_CHECK(args.head_size <= kMostHeadSize, op, ": the last dimension of q must not exceed ", kMostHeadSize, ", got ",
            args.head_size);
-  args.rotary_dim = rotary_dim.value_or(args.head_size);
-  DI_CHECK(args.rotary_dim >= 2 && args.rotary_dim <= args.head_size && args.rotary_dim % 2 == 0, op,
-           ": rotary_dim must be even and in [2, ", args.head_size, "], got ", args.rotary_dim);
-  if (k) {
-    DI_CHECK(k->dim() >= 1 && k->size(k->dim() - 1) == args.head_size, op, ": k must have the last dimension of q, ",
-             args.head_size, ", got ", shape_of(*k));
-    DI_CHECK(k->scalar_type() == q.scalar_type(), op, ": k must have the dtype of q, ", name_of(q.scalar_type()),
-             ", got ", name_of(k->scalar_type()));
-    check_same_device(op, "k", *k, q);
-  }
+}
+
+// Checks the tables for `rotary_dim` elements of q and fills the part of `args` that they decide.
+void prepare_angles(const char* op, RopeArgs& args, const Tensor& q, const Angles& angles) {
+  const auto& [cos, sin, positions] = angles;
   args.table_dtype = float_dtype(op, "cos", cos);
   DI_CHECK(sin.scalar_type() == cos.scalar_type(), op, ": sin must have the dtype of cos, ",
            name_of(cos.scalar_type()), ", got ", name_of(sin.scalar_type()));
@@ -81,6 +74,23 @@ void prepare(const char* op, RopeArgs& args, const Tensor& q, const std::optiona
   }
 }
 
+// Checks the arguments that q and k share.
+void prepare(const char* op, RopeArgs& args, const Tensor& q, const std::optional<Tensor>& k, const Angles& angles,
+             const std::string& style, bool inverse, std::optional<int64_t> rotary_dim) {
+  prepare_q(op, args, q, style, inverse);
+  args.rotary_dim = rotary_dim.value_or(args.head_size);
+  DI_CHECK(args.rotary_dim >= 2 && args.rotary_dim <= args.head_size && args.rotary_dim % 2 == 0, op,
+           ": rotary_dim must be even and in [2, ", args.head_size, "], got ", args.rotary_dim);
+  if (k) {
+    DI_CHECK(k->dim() >= 1 && k->size(k->dim() - 1) == args.head_size, op, ": k must have the last dimension of q, ",
+             args.head_size, ", got ", shape_of(*k));
+    DI_CHECK(k->scalar_type() == q.scalar_type(), op, ": k must have the dtype of q, ", name_of(q.scalar_type()),
+             ", got ", name_of(k->scalar_type()));
+    check_same_device(op, "k", *k, q);
+  }
+  prepare_angles(op, args, q, angles);
+}
+
 // Strides of `t`, without its last `inner` dimensions, as it broadcasts to the leading dimensions of x.
 std::vector<int64_t> broadcast_strides(const char* op, const char* name, const Tensor& t, int inner,
                                        const char* x_name, const Tensor& x) {
@@ -97,18 +107,44 @@ std::vector<int64_t> broadcast_strides(const char* op, const char* name, const T
   return strides;
 }
 
-// The walk over the rows of x: dimensions along which the tables stay the same go inside, as the rows of a group.
-RopeTensor walk(const char* op, const char* name, const Tensor& x, const Tensor& out, const Angles& angles) {
+// Where rows lie: the first one, and the strides of the leading dimensions.
+struct Place {
+  const void* data;
+  std::vector<int64_t> strides;
+};
+
+const void* moved(const void* data, int64_t elements, DType dtype) {
+  return data ? static_cast<const char*>(data) + elements * (dtype == DType::f32 ? 4 : 2) : nullptr;
+}
+
+// The rows of `t`, from the element `first` on.
+Place place_of(const Tensor& t, int64_t first, DType dtype) {
+  Place place{moved(t.const_data_ptr(), first, dtype), {}};
+  for (int64_t d = 0; d + 1 < t.dim(); ++d) place.strides.push_back(t.stride(d));
+  return place;
+}
+
+// The walk over rows with the leading dimensions of x, which `turned` and `rest` have the elements of: dimensions along
+// which the tables stay the same go inside, as the rows of a group.
+RopeTensor walk(const char* op, const RopeArgs& args, const char* name, const Tensor& x, const Place& turned,
+                const Place& rest, const Tensor& out, const Angles& angles) {
   RopeTensor walked{};
-  walked.in = x.const_data_ptr();
-  walked.out = const_cast<void*>(out.const_data_ptr());
+  walked.rest_size = out.size(out.dim() - 1) - args.rotary_dim;
+  const auto out_at = [&](int64_t element) {
+    return const_cast<void*>(moved(out.const_data_ptr(), element, args.dtype));
+  };
+  walked.in = turned.data;
+  walked.out = out_at(args.apart ? walked.rest_size : 0);
+  walked.rest = rest.data;
+  walked.rest_out = out_at(args.apart ? 0 : args.rotary_dim);
   const auto& [cos, sin, positions] = angles;
   const auto cos_strides = positions ? broadcast_strides(op, "positions", *positions, 0, name, x)
                                      : broadcast_strides(op, "cos", cos, 1, name, x);
   const auto sin_strides = positions ? cos_strides : broadcast_strides(op, "sin", sin, 1, name, x);
   for (int64_t d = 0; d + 1 < x.dim(); ++d) {
     const bool same_angle = cos_strides[d] == 0 && sin_strides[d] == 0;
-    append(op, same_angle ? walked.in_rows : walked.in_groups, x.size(d), x.stride(d));
+    append(op, same_angle ? walked.in_rows : walked.in_groups, x.size(d), turned.strides[d]);
+    append(op, same_angle ? walked.rest_rows : walked.rest_groups, x.size(d), rest.strides[d]);
     append(op, same_angle ? walked.out_rows : walked.out_groups, x.size(d), out.stride(d));
     if (same_angle) continue;
     append(op, positions ? walked.position_groups : walked.cos.groups, x.size(d), cos_strides[d]);
@@ -122,6 +158,13 @@ RopeTensor walk(const char* op, const char* name, const Tensor& x, const Tensor&
   table(walked.cos, cos);
   table(walked.sin, sin);
   return walked;
+}
+
+// The same where the rest follows in the rows of x.
+RopeTensor walk(const char* op, const RopeArgs& args, const char* name, const Tensor& x, const Tensor& out,
+                const Angles& angles) {
+  const Place turned = place_of(x, 0, args.dtype), rest = place_of(x, args.rotary_dim, args.dtype);
+  return walk(op, args, name, x, turned, rest, out, angles);
 }
 
 void launch(const char* op, RopeArgs& args, const Tensor& q, const Angles& angles) {
@@ -143,10 +186,10 @@ void launch(const char* op, RopeArgs& args, const Tensor& q, const Angles& angle
 std::tuple<Tensor, Tensor> rotated(const char* op, RopeArgs& args, const Tensor& q, const std::optional<Tensor>& k,
                                    const Angles& angles) {
   Tensor dense_q = with_dense_rows(q), q_out = new_tensor(q, sizes_of(q), q.scalar_type());
-  args.tensors[0] = walk(op, "q", dense_q, q_out, angles);
+  args.tensors[0] = walk(op, args, "q", dense_q, q_out, angles);
   std::optional<Tensor> dense_k;
   Tensor k_out = new_tensor(q, k ? sizes_of(*k) : std::vector<int64_t>{0}, q.scalar_type());
-  if (k) args.tensors[1] = walk(op, "k", dense_k.emplace(with_dense_rows(*k)), k_out, angles);
+  if (k) args.tensors[1] = walk(op, args, "k", dense_k.emplace(with_dense_rows(*k)), k_out, angles);
   launch(op, args, q, angles);
   return {q_out, k_out};
 }
@@ -203,6 +246,47 @@ std::tuple<Tensor, Tensor> qk_norm_rope(const Tensor& q, const std::optional<Ten
   return rotated(op, args, q, k, angles);
 }
 
+// The last columns of q and all of k_rope are turned; q keeps those in front of them, and k has k_nope there.
+std::tuple<Tensor, Tensor> mla_qk_rope(const Tensor& q, const std::optional<Tensor>& k_nope, const Tensor& k_rope,
+                                       const Tensor& cos, const Tensor& sin, const std::optional<Tensor>& positions,
+                                       const std::string& style, bool inverse) {
+  const char* op = "mla_qk_rope";
+  RopeArgs args{};
+  args.apart = true;
+  const Angles angles = angles_of(cos, sin, positions);
+  prepare_q(op, args, q, style, inverse);
+  DI_CHECK(k_rope.dim() >= 1, op, ": k_rope must have at least one dimension");
+  args.rotary_dim = k_rope.size(k_rope.dim() - 1);
+  DI_CHECK(args.rotary_dim >= 2 && args.rotary_dim <= args.head_size && args.rotary_dim % 2 == 0, op,
+           ": the last dimension of k_rope must be even and in [2, ", args.head_size, "], got ", shape_of(k_rope));
+  const int64_t nope = args.head_size - args.rotary_dim;
+  if (k_nope)
+    DI_CHECK(k_nope->dim() >= 1 && k_nope->size(k_nope->dim() - 1) == nope, op,
+             ": the last dimension of k_nope must be that of q less that of k_rope, ", nope, ", got ",
+             shape_of(*k_nope));
+  const auto check_like_q = [&](const char* name, const Tensor& t) {
+    DI_CHECK(t.scalar_type() == q.scalar_type(), op, ": ", name, " must have the dtype of q, ",
+             name_of(q.scalar_type()), ", got ", name_of(t.scalar_type()));
+    check_same_device(op, name, t, q);
+  };
+  if (k_nope) check_like_q("k_nope", *k_nope);
+  check_like_q("k_rope", k_rope);
+  prepare_angles(op, args, q, angles);
+
+  const Tensor dense_q = with_dense_rows(q), dense_rope = with_dense_rows(k_rope);
+  const Tensor dense_nope = k_nope ? with_dense_rows(*k_nope) : dense_rope;
+  std::vector<int64_t> k_sizes = sizes_of(dense_nope);
+  if (k_nope) k_sizes.back() = args.head_size;
+  Tensor q_out = new_tensor(q, sizes_of(q), q.scalar_type()), k_out = new_tensor(q, k_sizes, q.scalar_type());
+  args.tensors[0] = walk(op, args, "q", dense_q, place_of(dense_q, nope, args.dtype),
+                         place_of(dense_q, 0, args.dtype), q_out, angles);
+  const Place turned{dense_rope.const_data_ptr(), broadcast_strides(op, "k_rope", dense_rope, 1, "k_nope", dense_nope)};
+  args.tensors[1] = walk(op, args, k_nope ? "k_nope" : "k_rope", dense_nope, turned,
+                         place_of(dense_nope, 0, args.dtype), k_out, angles);
+  launch(op, args, q, angles);
+  return {q_out, k_out};
+}
+
 void check_destination(const char* op, const char* name, const Tensor& x, const Angles& angles) {
   DI_CHECK(!overlaps_itself(x), op, ": ", name,
            " is written and must not be expanded or have elements that share memory");
@@ -235,11 +319,11 @@ void rotary_embedding_(Tensor q, std::optional<Tensor> k, const Tensor& cos, con
   }
   Tensor dense_q = with_dense_rows(q);
   const auto staged_q = staging(args, q);
-  args.tensors[0] = walk(op, "q", dense_q, staged_q.value_or(q), angles);
+  args.tensors[0] = walk(op, args, "q", dense_q, staged_q.value_or(q), angles);
   std::optional<Tensor> dense_k, staged_k;
   if (k) {
     staged_k = staging(args, *k);
-    args.tensors[1] = walk(op, "k", dense_k.emplace(with_dense_rows(*k)), staged_k.value_or(*k), angles);
+    args.tensors[1] = walk(op, args, "k", dense_k.emplace(with_dense_rows(*k)), staged_k.value_or(*k), angles);
   }
   launch(op, args, q, angles);
   if (staged_q) torch::stable::copy_(q, *staged_q);
@@ -259,6 +343,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(deepinfer, m) {
       "qk_norm_rope(Tensor q, Tensor? k, Tensor? q_weight, Tensor? k_weight, Tensor cos, Tensor sin, float eps, *,"
       " Tensor? positions=None, str style=\"half\", bool inverse=False, int? rotary_dim=None,"
       " str weight_form=\"cast_mul\") -> (Tensor, Tensor)");
+  m.def(
+      "mla_qk_rope(Tensor q, Tensor? k_nope, Tensor k_rope, Tensor cos, Tensor sin, Tensor? positions=None,"
+      " str style=\"half\", bool inverse=False) -> (Tensor, Tensor)");
 }
 
 static void implement(auto& m) {
@@ -267,8 +354,14 @@ static void implement(auto& m) {
   m.impl("qk_norm_rope", TORCH_BOX(&qk_norm_rope));
 }
 
-STABLE_TORCH_LIBRARY_IMPL(deepinfer, CPU, m) { implement(m); }
-STABLE_TORCH_LIBRARY_IMPL(deepinfer, CUDA, m) { implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(deepinfer, CPU, m) {
+  implement(m);
+  m.impl("mla_qk_rope", TORCH_BOX(&mla_qk_rope));
+}
+STABLE_TORCH_LIBRARY_IMPL(deepinfer, CUDA, m) {
+  implement(m);
+  m.impl("mla_qk_rope", TORCH_BOX(&mla_qk_rope));
+}
 STABLE_TORCH_LIBRARY_IMPL(deepinfer, PrivateUse1, m) { implement(m); }
 
 }  // namespace deepinfer

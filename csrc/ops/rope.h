@@ -1,4 +1,4 @@
-// What rotary_embedding, rotary_embedding_ and qk_norm_rope hand to the kernels of any device.
+// What rotary_embedding, rotary_embedding_, qk_norm_rope and mla_qk_rope hand to the kernels of any device.
 #pragma once
 
 #include "norm.h"
@@ -23,6 +23,12 @@ struct RopeTensor {
   Rows in_groups, in_rows, out_groups, out_rows;
   RopeTable cos, sin;
   Rows position_groups;
+  // The elements of each row that are not turned. They follow the others, or have rows of their own if `apart`; the
+  // rows of the output have the same strides as those of `out` either way.
+  const void* rest;
+  void* rest_out;
+  int64_t rest_size;
+  Rows rest_groups, rest_rows;
 };
 
 // An RMSNorm of each row in front of the rotation. Its result has the type of the row.
@@ -40,7 +46,8 @@ struct RopeArgs {
   const void* positions;  // or null
   bool wide_positions;    // int64, else int32
   int64_t cache_rows;     // what positions are below
-  int64_t head_size, rotary_dim;
+  int64_t head_size, rotary_dim;  // of rows with a rest
+  bool apart;                     // the rest lies in front in the outputs, and anywhere in the inputs
   int64_t columns;  // of the tables: rotary_dim or half of it
   float sin_sign;
   bool round_products;  // to the storage type, before the sum

@@ -40,7 +40,7 @@ from torch_deepinfer.ops.quant import (
     quantize_per_token_group,
     quantize_with_scales,
 )
-from torch_deepinfer.ops.rope import qk_norm_rope, rotary_embedding, rotary_embedding_
+from torch_deepinfer.ops.rope import mla_qk_rope, qk_norm_rope, rotary_embedding, rotary_embedding_
 from torch_deepinfer.ops.sampling import draw, sample, spec_verify
 from torch_deepinfer.ops.sampling import penalize_logits as penalize_logits  # made of others
 from torch_deepinfer.ops.sampling import spec_budget_select as spec_budget_select  # made of others
@@ -67,6 +67,7 @@ __all__ = [
     "grouped_outer_",
     "masked_mm",
     "masked_mm_",
+    "mla_qk_rope",
     "moe_expert_map",
     "moe_permute",
     "moe_permute_scaled",

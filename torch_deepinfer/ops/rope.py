@@ -124,6 +124,41 @@ def qk_norm_rope(
     )
 
 
+def mla_qk_rope(
+    q: torch.Tensor,
+    k_nope: torch.Tensor | None,
+    k_rope: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor | None = None,
+    style: str = "half",
+    inverse: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The heads of latent attention (DeepSeek-V2, arXiv 2405.04434): the last columns of q and of k are rotated.
+
+    A head is ``nope + rope`` wide. One ``k_rope`` serves all heads of a token: it broadcasts over those of ``k_nope``.
+
+    Args:
+        q: ``[..., nope + rope]``, float32, bfloat16 or float16, any strides.
+        k_nope: ``[..., nope]`` of the dtype of ``q``, such as a slice of what ``kv_b_proj`` returns. Its leading
+            dimensions may differ from those of ``q``. None if the keys are put together elsewhere.
+        k_rope: ``[..., rope]`` of the dtype of ``q``; the leading dimensions broadcast to those of ``k_nope``:
+            ``[B, S, 1, rope]`` for ``[B, S, heads, nope]``. ``rope`` is even.
+
+    The other arguments are those of :func:`rotary_embedding`, with ``rope`` for ``rotary_dim``; without ``positions``,
+    ``cos`` and ``sin`` broadcast to the leading dimensions of ``q`` and of ``k_nope`` (of ``k_rope`` if that is None).
+
+    Returns:
+        ``(q, k)``, contiguous: ``q`` with its last ``rope`` columns rotated, and ``[..., nope + rope]`` of ``k_nope``
+        and the rotated ``k_rope``, or that alone if ``k_nope`` is None. The bits are those of :func:`rotary_embedding`.
+
+    Raises:
+        ValueError: a wrong shape, dtype, device or style; on a CPU also a position outside the cache. On a GPU the
+            rotated elements of such a row are NaN.
+    """
+    return torch.ops.deepinfer.mla_qk_rope.default(q, k_nope, k_rope, cos, sin, positions, style, inverse)
+
+
 def _check_broadcast(op: str, name: str, tensor: torch.Tensor, inner: int, x_name: str, x: torch.Tensor) -> None:
     given, wanted = tensor.shape[: tensor.dim() - inner], x.shape[:-1]
     fits = len(given) <= len(wanted)
@@ -136,12 +171,17 @@ def _check_broadcast(op: str, name: str, tensor: torch.Tensor, inner: int, x_nam
     )
 
 
-def _check(op, q, k, cos, sin, positions, style, rotary_dim) -> None:
+def _check_q(op, q, style) -> None:
     check(style in STYLES, f"{op}: style must be half, interleaved or interleaved_to_half, got {style}")
     check(q.dim() >= 1, f"{op}: q must have at least one dimension")
     check_float_dtype(op, "q", q.dtype)
     head_size = q.shape[-1]
     check(head_size <= 1 << 20, f"{op}: the last dimension of q must not exceed {1 << 20}, got {head_size}")
+
+
+def _check(op, q, k, cos, sin, positions, style, rotary_dim) -> None:
+    _check_q(op, q, style)
+    head_size = q.shape[-1]
     n = head_size if rotary_dim is None else rotary_dim
     check(2 <= n <= head_size and n % 2 == 0, f"{op}: rotary_dim must be even and in [2, {head_size}], got {n}")
     if k is not None:
@@ -151,6 +191,11 @@ def _check(op, q, k, cos, sin, positions, style, rotary_dim) -> None:
         )
         check(k.dtype == q.dtype, f"{op}: k must have the dtype of q, {name_of(q.dtype)}, got {name_of(k.dtype)}")
         check(k.device == q.device, f"{op}: k must be on the same device as the first argument")
+    _check_angles(op, q, cos, sin, positions, n)
+    _check_rows(op, cos, positions, {"q": q, "k": k})
+
+
+def _check_angles(op, q, cos, sin, positions, n) -> None:
     check_float_dtype(op, "cos", cos.dtype)
     check(
         sin.dtype == cos.dtype, f"{op}: sin must have the dtype of cos, {name_of(cos.dtype)}, got {name_of(sin.dtype)}"
@@ -170,7 +215,10 @@ def _check(op, q, k, cos, sin, positions, style, rotary_dim) -> None:
             f"{op}: positions must be int32 or int64, got {name_of(positions.dtype)}",
         )
         check(positions.device == q.device, f"{op}: positions must be on the same device as the first argument")
-    for x_name, x in (("q", q), ("k", k)):
+
+
+def _check_rows(op, cos, positions, rotated) -> None:
+    for x_name, x in rotated.items():
         if x is None:
             continue
         if positions is not None:
@@ -225,3 +273,35 @@ def _qk_norm_rope_meta(
             f"{op}: k_weight must have the dtype of q_weight, {name_of(q_weight.dtype)}, got {name_of(k_weight.dtype)}",
         )
     return q.new_empty(q.shape, dtype=dtype), q.new_empty(k.shape, dtype=dtype)
+
+
+@torch.library.register_fake("deepinfer::mla_qk_rope")
+def _mla_qk_rope_meta(q, k_nope, k_rope, cos, sin, positions=None, style="half", inverse=False):
+    op = "mla_qk_rope"
+    _check_q(op, q, style)
+    check(k_rope.dim() >= 1, f"{op}: k_rope must have at least one dimension")
+    head_size, rope = q.shape[-1], k_rope.shape[-1]
+    check(
+        2 <= rope <= head_size and rope % 2 == 0,
+        f"{op}: the last dimension of k_rope must be even and in [2, {head_size}], got {shape_of(k_rope)}",
+    )
+    if k_nope is not None:
+        check(
+            k_nope.dim() >= 1 and k_nope.shape[-1] == head_size - rope,
+            f"{op}: the last dimension of k_nope must be that of q less that of k_rope, {head_size - rope}, "
+            f"got {shape_of(k_nope)}",
+        )
+    for name, x in (("k_nope", k_nope), ("k_rope", k_rope)):
+        if x is not None:
+            check(
+                x.dtype == q.dtype, f"{op}: {name} must have the dtype of q, {name_of(q.dtype)}, got {name_of(x.dtype)}"
+            )
+            check(x.device == q.device, f"{op}: {name} must be on the same device as the first argument")
+    _check_angles(op, q, cos, sin, positions, rope)
+    _check_rows(op, cos, positions, {"q": q})
+    if k_nope is None:
+        _check_rows(op, cos, positions, {"k_rope": k_rope})
+        return q.new_empty(q.shape), q.new_empty(k_rope.shape)
+    _check_broadcast(op, "k_rope", k_rope, 1, "k_nope", k_nope)
+    _check_rows(op, cos, positions, {"k_nope": k_nope})
+    return q.new_empty(q.shape), q.new_empty((*k_nope.shape[:-1], head_size))

@@ -85,3 +85,21 @@ def qk_norm_rope(
     q = rms_norm(q, q_weight, eps, weight_form)
     k = None if k is None else rms_norm(k, k_weight, eps, weight_form)
     return rotary_embedding(q, k, cos, sin, positions, style, inverse, rotary_dim)
+
+
+def mla_qk_rope(
+    q: torch.Tensor,
+    k_nope: torch.Tensor | None,
+    k_rope: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor | None = None,
+    style: str = "half",
+    inverse: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See :func:`torch_deepinfer.ops.mla_qk_rope`."""
+    q_nope, q_rope = q.split([q.shape[-1] - k_rope.shape[-1], k_rope.shape[-1]], -1)
+    if k_nope is not None:
+        k_rope = k_rope.expand(*k_nope.shape[:-1], -1)
+    q_rope, k_rope = rotary_embedding(q_rope, k_rope, cos, sin, positions, style, inverse)
+    return torch.cat([q_nope, q_rope], -1), k_rope if k_nope is None else torch.cat([k_nope, k_rope], -1)
