@@ -23,6 +23,11 @@ def _qk_norm_rope() -> Sample:
     return (q, k, torch.rand(16), torch.rand(16), *angles, 1e-6), kwargs
 
 
+def _mla_qk_rope() -> Sample:
+    kv, k_rope = torch.randn(5, 4, 20).bfloat16(), torch.randn(5, 1, 8).bfloat16()
+    return (torch.randn(5, 4, 24).bfloat16(), kv[..., :16], k_rope, torch.rand(5, 1, 4), torch.rand(5, 1, 4)), {}
+
+
 def _gated() -> Sample:
     return (torch.randn(6, 20).bfloat16(), torch.randn(6, 20).bfloat16()), {}
 
@@ -136,6 +141,7 @@ SAMPLES: dict[str, Callable[[], Sample]] = {
     "rotary_embedding": _rope,
     "rotary_embedding_": _rope,
     "qk_norm_rope": _qk_norm_rope,
+    "mla_qk_rope": _mla_qk_rope,
     "silu_and_mul": _gated,
     "silu_and_mul_quant": lambda: (_gated()[0], {"group_size": 8, "scale_dtype": torch.int32}),
     "gelu_and_mul": _gated,

@@ -45,6 +45,16 @@ def rotated(x: torch.Tensor, rotate: Callable[..., Any], given: dict[str, Any], 
     return out.transpose(1, 2).reshape(TOKENS, HIDDEN)
 
 
+def latent(x: torch.Tensor, y: torch.Tensor, rotate: Callable[..., Any], given: dict[str, Any]) -> torch.Tensor:
+    """The rows as one head each of q and k, whose last columns are rotated."""
+    cos, sin = given["cos"].unsqueeze(1), given["sin"].unsqueeze(1)
+    heads = []
+    for rows in (x, y):
+        nope, rope = rows.view(1, TOKENS, 1, HIDDEN).transpose(1, 2).split([HIDDEN - HEAD_SIZE, HEAD_SIZE], -1)
+        heads.append(torch.cat([nope, rotate(rope, cos, sin)], -1).view(TOKENS, HIDDEN))
+    return heads[0] - heads[1]
+
+
 def routed(x: torch.Tensor, router: Callable[..., Any], spelling: Callable[..., Any], given: dict[str, Any]) -> Any:
     weights, ids = router(given["logits"], given["bias"])
     return spelling(x, given["gate_up"], given["down"], ids, weights)
@@ -73,6 +83,7 @@ def steps(choose: random.Random) -> Step:
         lambda g, x, y: halves(x, lambda a, b: F.gelu(b) * a),
         lambda g, x, y: rotated(x, rotate, g),
         lambda g, x, y: rotated(x, rotate, g, norm),
+        lambda g, x, y: latent(x, y, rotate, g),
         lambda g, x, y: routed(x, router, spelling, g),
         lambda g, x, y: routed(norm(x, g["weight"]), router, spelling, g) + y,
         lambda g, x, y: x * number,

@@ -22,11 +22,17 @@ ALL_HEADS_NORM = {"rms_norm": 5}  # of q and of k, each over all heads at once, 
 HEAD_NORM = {"qk_norm_rope": 2}
 ONE_DENSE_LAYER = {"moe_router": 1, "fused_experts": 1, "silu_and_mul": 2}  # its own and the shared expert's activation
 LATENT_NORM = {"rms_norm": 5}  # of the compressed q and kv, in each layer
+LATENT_HEADS = {"mla_qk_rope": 2}
 
 
 def with_head_norm(swaps: dict[str, int]) -> dict[str, int]:
     """Heads that are normed before they are rotated."""
     return {name: count for name, count in swaps.items() if name != "rotary_embedding"} | HEAD_NORM
+
+
+def latent(swaps: dict[str, int]) -> dict[str, int]:
+    """Heads that are rotated in part, with one key for all."""
+    return {name: count for name, count in swaps.items() if name != "rotary_embedding"} | LATENT_NORM | LATENT_HEADS
 
 
 SWAPS: dict[str, dict[str, int]] = {
@@ -40,8 +46,8 @@ SWAPS: dict[str, dict[str, int]] = {
     "qwen3_moe": with_head_norm(MOE),
     "mixtral": MOE,
     "olmoe": MOE | ALL_HEADS_NORM,
-    "deepseek_v2": MOE | LATENT_NORM | ONE_DENSE_LAYER,
-    "deepseek_v3": MOE | LATENT_NORM | ONE_DENSE_LAYER,
+    "deepseek_v2": latent(MOE | ONE_DENSE_LAYER),
+    "deepseek_v3": latent(MOE | ONE_DENSE_LAYER),
     "glm4_moe": with_head_norm(MOE | ONE_DENSE_LAYER),
     "gpt_oss": MOE | {"sink_attention": 2},
     "minimax_m2": MOE | ALL_HEADS_NORM,

@@ -20,6 +20,8 @@ from test_inductor_dense_experts import inputs as dense_expert_inputs
 from test_inductor_masks import attention as masked_attention
 from test_inductor_masks import indexed
 from test_inductor_masks import inputs as masked_inputs
+from test_inductor_mla_rope import cats, copies, latent
+from test_inductor_mla_rope import inputs as latent_inputs
 from test_inductor_moe import (
     EXPERTS,
     K,
@@ -35,7 +37,7 @@ from test_inductor_moe import (
     sigmoid_bias,
     topk_softmax,
 )
-from test_inductor_patterns import NORMS, angles, heads_first, interleaved_to_half, pairs, partial, split
+from test_inductor_patterns import NORMS, angles, half, heads_first, interleaved_to_half, pairs, partial, split
 from test_inductor_qk_norm_rope import norm_then_swap
 from test_inductor_sinks import sinks_of
 from test_inductor_sinks import spelled as spelled_sinks
@@ -195,6 +197,8 @@ SUBJECTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "rms_norm in bf16": lambda: (NORMS["mul_cast"], torch.randn(32, 32).bfloat16(), torch.randn(32).bfloat16()),
     "add_rms_norm": lambda: (residual_norm, torch.randn(32, 32), torch.randn(32, 32), torch.randn(32)),
     "qk_norm_rope": normed_q_and_k,
+    "mla_qk_rope": lambda: (latent(interleaved_to_half, copies), *latent_inputs(torch.float32)),
+    "mla_qk_rope, cached": lambda: (latent(half, cats, cached=True), *latent_inputs(torch.float32)),
     "partial": lambda: q_and_k(partial),
     "split": lambda: q_and_k(split),
     "interleaved_to_half": lambda: q_and_k(interleaved_to_half),

@@ -2,7 +2,8 @@
 // the rotation in the sines, so that every style is out = x * cos + partner * sin; the tables then serve all heads of
 // the position. Work goes by blocks of positions: the tables of a block stay in the L1 cache, and whatever the order of
 // heads and positions in memory is, a block reads and writes runs of a few KB. Bound by memory: read x, write the
-// result. With a norm in front, a row is normed into a scratch row, which is then rotated.
+// result. With a norm in front, a row is normed into a scratch row, which is then rotated. What all heads of a position
+// share is rotated once and copied.
 
 #include "rope.h"
 
@@ -209,11 +210,13 @@ void rotate_rows(const RopeArgs& args, const RopeTensor& x, int64_t begin, int64
   alignas(64) float tables[kFloats + kLanes];  // vectors may read past the end
   int64_t in_offset[kPositions], out_offset[kPositions], rest_offset[kPositions];
   const NormRow<T> norm = norm_of<T>(args);
+  const bool shared = x.in_rows.dims == 1 && x.in_rows.strides[0] == 0 && half <= kPairs && !norm;
   const void* weight = norm ? args.norm.weights[&x - args.tensors] : nullptr;
   alignas(64) float normed[RopeNorm::kMostHeadSize];
   while (begin < end) {
     const int64_t first_group = begin / (block * heads) * block, positions = min(block, groups - first_group);
     const int64_t block_begin = first_group * heads, block_end = min(end, block_begin + positions * heads);
+    const T* rotated[kPositions] = {};
     for (int64_t j = 0; j < positions; ++j) {
       in_offset[j] = row_offset(x.in_groups, first_group + j);
       out_offset[j] = row_offset(x.out_groups, first_group + j);
@@ -240,7 +243,12 @@ void rotate_rows(const RopeArgs& args, const RopeTensor& x, int64_t begin, int64
               });
             continue;
           }
-          rotate_row<T, style, round_products>(from, to, half, first, n, tables + j * 4 * n);
+          if (shared && rotated[j]) {
+            std::memcpy(to, rotated[j], args.rotary_dim * sizeof(T));
+          } else {
+            rotate_row<T, style, round_products>(from, to, half, first, n, tables + j * 4 * n);
+            rotated[j] = to;
+          }
           const T* passed_from = passed + rest_offset[j];
           T* passed_to = passed_out + out_offset[j];
           if (first == 0 && rest > 0 && passed_from != passed_to) std::memcpy(passed_to, passed_from, rest * sizeof(T));

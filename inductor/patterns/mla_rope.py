@@ -21,6 +21,8 @@ from torch_deepinfer.inductor.matcher import (
     is_last_dim,
     only_user,
     part,
+    same,
+    same_shape,
     shape_of,
 )
 from torch_deepinfer.inductor.patterns import rope
@@ -28,7 +30,7 @@ from torch_deepinfer.inductor.patterns import rope
 
 def match_mla_qk_rope(anchor: Node) -> Match | Miss | None:
     first = rope.rotation_at(anchor)
-    if not isinstance(first, rope.Rotation) or dtype_of(first.x) not in FLOATS:
+    if not isinstance(first, rope.Rotation) or dtype_of(first.x) not in FLOATS or first.rotary_dim is not None:
         return None
     second = rope.partner_of(anchor, first)
     if second is None:
@@ -64,7 +66,18 @@ def _query(q: rope.Rotation) -> tuple[Node, Node] | None:
 
 def _joined(turned: Node) -> tuple[Node, Node] | None:
     """What ``turned``, for all heads or for each of them, is put behind, and the result."""
-    last = only_user(turned, aten.expand.default) or turned
+    found = _put_together(turned)
+    if found is None:
+        return None
+    nope, output = found
+    is_alike = dtype_of(nope) == dtype_of(turned) == dtype_of(output)
+    return found if is_alike and all(map(same, shape_of(nope)[:-1], shape_of(output)[:-1])) else None
+
+
+def _put_together(turned: Node) -> tuple[Node, Node] | None:
+    viewed = only_user(turned, aten.view.default)  # of the same shape: so torch broadcasts what is assigned
+    last = viewed if viewed is not None and same_shape(viewed, turned) else turned
+    last = only_user(last, aten.expand.default) or last
     whole = only_user(last, aten.cat.default)
     if whole is not None:
         if not is_last_dim(whole, argument(whole, 1, "dim", 0)) or len(whole.args[0]) != 2:
@@ -76,7 +89,9 @@ def _joined(turned: Node) -> tuple[Node, Node] | None:
     if copied is None or outer is None or copied.args[1] is not last or outer.args[1] is not copied:
         return None
     inner = outer.args[0]
-    if not is_call(inner, aten.slice_scatter.default) or not is_call(inner.args[0], aten.empty.memory_format):
+    if not is_call(inner, aten.slice_scatter.default):
+        return None
+    if not is_call(inner.args[0], aten.empty.memory_format, aten.full.default):
         return None
     width, columns = shape_of(outer)[-1], _columns(inner)
     if columns is None or columns.start != 0 or _columns(outer) != Part(outer, columns.length, width - columns.length):
