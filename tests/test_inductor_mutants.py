@@ -20,7 +20,7 @@ from test_inductor_dense_experts import inputs as dense_expert_inputs
 from test_inductor_masks import attention as masked_attention
 from test_inductor_masks import indexed
 from test_inductor_masks import inputs as masked_inputs
-from test_inductor_mla_rope import cats, copies, latent
+from test_inductor_mla_rope import assigned, cats, latent
 from test_inductor_mla_rope import inputs as latent_inputs
 from test_inductor_moe import (
     EXPERTS,
@@ -197,7 +197,7 @@ SUBJECTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "rms_norm in bf16": lambda: (NORMS["mul_cast"], torch.randn(32, 32).bfloat16(), torch.randn(32).bfloat16()),
     "add_rms_norm": lambda: (residual_norm, torch.randn(32, 32), torch.randn(32, 32), torch.randn(32)),
     "qk_norm_rope": normed_q_and_k,
-    "mla_qk_rope": lambda: (latent(interleaved_to_half, copies), *latent_inputs(torch.float32)),
+    "mla_qk_rope": lambda: (latent(interleaved_to_half, assigned), *latent_inputs(torch.float32)),
     "mla_qk_rope, cached": lambda: (latent(half, cats, cached=True), *latent_inputs(torch.float32)),
     "partial": lambda: q_and_k(partial),
     "split": lambda: q_and_k(split),

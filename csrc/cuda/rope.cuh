@@ -62,6 +62,8 @@ DEVICE void write_piece(Element<c.x>* row, int piece, const Piece<c>& v) {
   const Place<c, halves> place(piece);
   if constexpr (!halves) {
     store_vector<access, 2 * n>(row, place.first, place.first_end, v);
+  } else if (c.rest && piece >= turned_pieces<c>) {  // in one go: half a sector takes as long as a whole one
+    store_vector<c.access, 2 * n>(row, place.first, place.first_end, v);
   } else {
     Vec<Element<c.x>, n> a, b;
 #pragma unroll
