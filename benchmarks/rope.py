@@ -1,4 +1,5 @@
-"""Rotary embedding of q and k, in place and after a norm, against eager torch and stock torch.compile."""
+"""Rotary embedding of q and k, in place, after a norm and in latent attention, against eager torch and stock
+torch.compile."""
 
 from collections.abc import Callable
 from functools import partial
@@ -7,6 +8,7 @@ from typing import Any
 import torch
 from harness import Bench
 
+import torch_deepinfer.inductor  # noqa: F401  (the backend, also where the package is not installed)
 from torch_deepinfer import ops
 from torch_deepinfer.reference import rope as reference
 
@@ -116,6 +118,40 @@ def in_place(bench: Bench, tokens: int, heads: int) -> None:
     bench.row(case, columns(bench, ops.rotary_embedding_, reference.rotary_embedding_, *arguments), moved)
 
 
+def latent_heads(
+    q: torch.Tensor, kv: torch.Tensor, kv_a: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, cached: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As DeepSeek-V3 does, with 128 + 64 columns of q and k; a cache takes the rotated key before keys are made."""
+    q_nope, q_rope = q.transpose(1, 2).split([128, 64], -1)
+    k_nope, _ = kv.transpose(1, 2).split([128, 128], -1)
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    q_rope, k_rope = reference.rotary_embedding(
+        q_rope, kv_a[..., 512:].unsqueeze(1), cos, sin, style="interleaved_to_half"
+    )
+    query = torch.cat([q_nope, q_rope], -1)
+    if cached:
+        return query, k_rope
+    keys = torch.empty_like(query)
+    keys[..., :128].copy_(k_nope)
+    keys[..., 128:].copy_(k_rope.expand(-1, k_nope.shape[1], -1, -1))
+    return query, keys
+
+
+def latent(bench: Bench, tokens: int, heads: int, cached: bool) -> None:
+    """Ours is what the backend makes of it, so that both columns enter a compiled function."""
+    case = {"op": "mla_qk_rope" + (", cached" if cached else ""), "shape": f"{tokens} heads {heads}x(128+64) bfloat16"}
+    if not bench.wanted(case):
+        return
+    sizes = ((heads, 192), (heads, 256), (576,))
+    q, kv, kv_a = (torch.randn(1, tokens, *size, device=bench.args.device).bfloat16() for size in sizes)
+    theta = torch.rand(1, tokens, 32, device=q.device)
+    arguments = (q, kv, kv_a, theta.cos().bfloat16(), theta.sin().bfloat16(), cached)
+    options = {"deepinfer.patterns": ["mla_qk_rope"]}
+    ours = torch.compile(latent_heads, backend="deepinfer", dynamic=False, options=options)
+    moved = 2 * q.nbytes if cached else 3 * q.nbytes + kv.nbytes // 2
+    bench.row(case, columns(bench, ours, latent_heads, *arguments), moved)
+
+
 def main() -> None:
     bench = Bench("rope", __doc__)
     device = bench.args.device
@@ -127,6 +163,10 @@ def main() -> None:
             normed(bench, shape, dtype)
     for tokens, heads in LATENT[device]:
         in_place(bench, tokens, heads)
+    for tokens in (1, 16, 2048):
+        for heads in (16, 128):
+            for cached in (False, True):
+                latent(bench, tokens, heads, cached)
     bench.finish()
 
 

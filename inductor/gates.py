@@ -32,6 +32,7 @@ GATES: Mapping[tuple[str, str], Gate] = {
     ("rms_norm", "cpu"): Gate(False, reason=ONE_KERNEL),
     ("rotary_embedding", "cpu"): Gate(False, reason="3x alone, but no gain in whole models"),
     ("qk_norm_rope", "cpu"): Gate(False, reason="4x alone at decode, slower at prefill"),
+    ("mla_qk_rope", "cpu"): Gate(True, gain="1.1x to 2.9x, alone"),
     ("silu_and_mul", "cpu"): Gate(False, reason=ONE_KERNEL),
     ("gelu_and_mul", "cpu"): Gate(False, reason=ONE_KERNEL),
     ("draw", "cpu"): Gate(True, gain="2.7x to 400x, alone"),
@@ -50,6 +51,7 @@ GATES: Mapping[tuple[str, str], Gate] = {
         True, gain="5x to 6x, alone", reason="too few blocks to fill the device", min_rows=256
     ),
     ("qk_norm_rope", "cuda"): Gate(True, gain="1.5x to 1.7x, alone"),
+    ("mla_qk_rope", "cuda"): Gate(True, gain="1.3x to 2.1x, alone"),
     ("add_rms_norm", "cuda"): Gate(True, gain="1.01x to 1.04x in a whole model"),
     ("rms_norm", "cuda"): Gate(True, gain="1.01x to 1.04x in a whole model"),
     ("rotary_embedding", "cuda"): Gate(True, gain="1.01x to 1.04x in a whole model"),

@@ -35,11 +35,9 @@ def match_mla_qk_rope(anchor: Node) -> Match | Miss | None:
     second = rope.partner_of(anchor, first)
     if second is None:
         return None
-    for q, k in ((first, second), (second, first)):
-        query = _query(q)
-        if query is not None:
-            break
-    else:
+    q, k = (first, second) if _query(first) is not None else (second, first)
+    query = _query(q)
+    if query is None:
         return None
     source, q_output = query
     k_nope, k_output = _joined(k.output) or (None, k.output)
