@@ -276,9 +276,14 @@ DEVICE void rotary_embedding(const RopeArgs& args) {
       const float squares = sum_of_row<c>(held[j]);
       held[j] = normed<T, c.form>(held[j], weight, inverse_norm(squares, c.head_size, args.norm.eps));
     }
-    const auto rotated = rotate_piece<c>(held[j], cos, sin);
+    auto result = rotate_piece<c>(held[j], cos, sin);
+    if constexpr (c.rest) {  // word by word: a choice between two structures goes through memory
+#pragma unroll
+      for (int i = 0; i < int(sizeof(result) / 4); ++i)
+        word(result, i) = beyond ? word(held[j], i) : word(result, i);
+    }
     if (const Index row = first_row + j * stride; row < rows)
-      write_piece<c>(out + row_offset<c.strided>(x.out_rows, row), piece, beyond ? held[j] : rotated);
+      write_piece<c>(out + row_offset<c.strided>(x.out_rows, row), piece, result);
   }
 }
 
