@@ -33,6 +33,7 @@ GATES: Mapping[tuple[str, str], Gate] = {
     ("rotary_embedding", "cpu"): Gate(False, reason="3x alone, but no gain in whole models"),
     ("qk_norm_rope", "cpu"): Gate(False, reason="4x alone at decode, slower at prefill"),
     ("mla_qk_rope", "cpu"): Gate(True, gain="1.1x to 2.9x, alone"),
+    ("mla_q_rope", "cpu"): Gate(False, reason="2x alone, but no gain in front of attention"),
     ("silu_and_mul", "cpu"): Gate(False, reason=ONE_KERNEL),
     ("gelu_and_mul", "cpu"): Gate(False, reason=ONE_KERNEL),
     ("draw", "cpu"): Gate(True, gain="2.7x to 400x, alone"),

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from graphs import traced
-from test_inductor_patterns import ALL, DTYPES, ROTATIONS, angles, found, half, interleaved_to_half, partial, run
+from graphs import swaps, traced
+from test_inductor_patterns import ALL, DTYPES, ROTATIONS, angles, found, half, interleaved_to_half, partial
+from tiny_models import FAMILIES, build, prompt
 
 HEADS, NOPE, ROPE, V = 4, 8, 16, 12
 
@@ -55,13 +56,8 @@ def latent(rotate, join=cats, cached=False):
     return apply
 
 
-ONE, APART = {"mla_qk_rope": 1}, {"rotary_embedding": 1}
+ONE, Q, APART = {"mla_qk_rope": 1}, {"mla_q_rope": 1}, {"rotary_embedding": 1}
 WHOLE = [rotate for rotate in ROTATIONS if rotate is not partial]
-
-
-def variants(compiled):
-    return [node.args[1] is not None for graph in compiled.graphs for node in graph.find_nodes(
-        op="call_function", target=torch.ops.deepinfer.mla_qk_rope.default)]  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -69,14 +65,14 @@ def variants(compiled):
 @pytest.mark.parametrize("join", JOINS)
 def test_spellings(rotate, join, dtype):
     exact = rotate.__name__ != "complex_numbers"  # torch fuses a multiplication with an addition
-    assert variants(run(latent(rotate, join), *inputs(dtype), exact=exact)) == [True]
-    assert variants(run(latent(rotate, join, cached=True), *inputs(dtype), exact=exact)) == [False]
+    assert found(latent(rotate, join), *inputs(dtype), exact=exact) == ONE
+    assert found(latent(rotate, join, cached=True), *inputs(dtype), exact=exact) == Q
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("cached", [False, True])
 def test_one_token(cached, dtype):
-    assert found(latent(interleaved_to_half, copies, cached), *inputs(dtype, tokens=1)) == ONE
+    assert found(latent(interleaved_to_half, copies, cached), *inputs(dtype, tokens=1)) == (Q if cached else ONE)
 
 
 def test_dynamic_shapes():
@@ -86,7 +82,7 @@ def test_dynamic_shapes():
         with torch.no_grad():
             for ours, eager in zip(compiled(*given), latent(half, copies)(*given), strict=True):
                 assert torch.equal(ours, eager) and ours.stride() == eager.stride()
-    assert variants(compiled) == [True]
+    assert swaps(compiled.report) == ONE
 
 
 def test_tokens_first():
@@ -109,6 +105,19 @@ def test_keys_with_columns_of_their_own():
         return [torch.cat((nope, half(rope, cos, sin)), -1) for nope, rope in heads]
 
     assert found(apply, *inputs(torch.bfloat16)) == ONE
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("use_cache", "expected"), [(False, "mla_qk_rope"), (True, "mla_q_rope")])
+@torch.no_grad()
+def test_without_a_low_rank_projection_of_q(use_cache, expected):
+    """As in DeepSeek-V2-Lite; the cache keeps the rotated key."""
+    configuration, changes = FAMILIES["deepseek_v2"]
+    model = build(configuration, {**changes, "q_lora_rank": None}, torch.bfloat16)
+    compiled = traced(model, ALL)
+    logits = compiled(input_ids=prompt(), use_cache=use_cache).logits
+    assert swaps(compiled.report)[expected] == 2
+    torch.testing.assert_close(logits, model(input_ids=prompt()).logits, rtol=0.1, atol=0.1)
 
 
 def near(change):
@@ -148,7 +157,7 @@ def into(base):
 
 def rounded(nope, rope):
     whole = nope.new_empty(*nope.shape[:-1], NOPE + ROPE)
-    whole[..., :NOPE] = nope.float() * 1.001
+    whole[..., :NOPE] = nope.double() * 1.001
     whole[..., NOPE:] = rope
     return whole
 
@@ -166,12 +175,12 @@ NEAR = {
     "q overlaps": (lambda a, q, b, k: (overlapping(a, q), cats(b, k)), APART),
     "q in the middle": (lambda a, q, b, k: (in_the_middle(a, q), cats(b, k)), APART),
     # q is found, and the key is rotated alone.
-    "keys are used": (lambda a, q, b, k: (cats(a, q), cats(b, k), k.sin()), ONE),
-    "keys overlap": (lambda a, q, b, k: (cats(a, q), overlapping(b, k)), ONE),
-    "keys in the middle": (lambda a, q, b, k: (cats(a, q), in_the_middle(b, k)), ONE),
-    "keys rounded": (lambda a, q, b, k: (cats(a, q), rounded(b, k)), ONE),
-    "keys of one head": (lambda a, q, b, k: (cats(a, q), assigned(b, k)[:, :1] + cats(b[:, :1], k)), ONE),
-    "rotated keys in front": (lambda a, q, b, k: (cats(a, q), torch.cat((k.expand(-1, HEADS, -1, -1), b), -1)), ONE),
+    "keys are used": (lambda a, q, b, k: (cats(a, q), cats(b, k), k.sin()), Q),
+    "keys overlap": (lambda a, q, b, k: (cats(a, q), overlapping(b, k)), Q),
+    "keys in the middle": (lambda a, q, b, k: (cats(a, q), in_the_middle(b, k)), Q),
+    "keys rounded": (lambda a, q, b, k: (cats(a, q), rounded(b, k)), Q),
+    "keys of one head": (lambda a, q, b, k: (cats(a, q), assigned(b, k)[:, :1] + cats(b[:, :1], k)), Q),
+    "rotated keys in front": (lambda a, q, b, k: (cats(a, q), torch.cat((k.expand(-1, HEADS, -1, -1), b), -1)), Q),
 }
 
 
@@ -186,7 +195,7 @@ def test_into_a_tensor_that_was_there():
     def apply(q, kv, kv_a, cos, sin, base):
         return near(lambda a, q, b, k: (cats(a, q), into(base)(b, k)))(q, kv, kv_a, cos, sin)
 
-    assert found(apply, *inputs(torch.bfloat16), torch.ones(1, dtype=torch.bfloat16)) == ONE
+    assert found(apply, *inputs(torch.bfloat16), torch.ones(1, dtype=torch.bfloat16)) == Q
 
 
 def test_more_columns_behind():

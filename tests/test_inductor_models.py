@@ -22,7 +22,7 @@ ALL_HEADS_NORM = {"rms_norm": 5}  # of q and of k, each over all heads at once, 
 HEAD_NORM = {"qk_norm_rope": 2}
 ONE_DENSE_LAYER = {"moe_router": 1, "fused_experts": 1, "silu_and_mul": 2}  # its own and the shared expert's activation
 LATENT_NORM = {"rms_norm": 5}  # of the compressed q and kv, in each layer
-LATENT_HEADS = {"mla_qk_rope": 2}
+LATENT_HEADS = {"prefill": {"mla_qk_rope": 2}, "decode": {"mla_q_rope": 2}}  # with or without a cache
 
 
 def with_head_norm(swaps: dict[str, int]) -> dict[str, int]:
@@ -32,7 +32,7 @@ def with_head_norm(swaps: dict[str, int]) -> dict[str, int]:
 
 def latent(swaps: dict[str, int]) -> dict[str, int]:
     """Heads that are rotated in part, with one key for all."""
-    return {name: count for name, count in swaps.items() if name != "rotary_embedding"} | LATENT_NORM | LATENT_HEADS
+    return {name: count for name, count in swaps.items() if name != "rotary_embedding"} | LATENT_NORM
 
 
 SWAPS: dict[str, dict[str, int]] = {
@@ -52,13 +52,14 @@ SWAPS: dict[str, dict[str, int]] = {
     "gpt_oss": MOE | {"sink_attention": 2},
     "minimax_m2": MOE | ALL_HEADS_NORM,
 }
+LATENT = {"deepseek_v2", "deepseek_v3"}
 # One token that attends with several heads to the keys of one. The others: latent attention, attention sinks.
 GROUPED = {"packed_attention": 2}
-NOT_GROUPED = {"phi3", "deepseek_v2", "deepseek_v3", "gpt_oss"}
+NOT_GROUPED = {"phi3", *LATENT, "gpt_oss"}
 # The mask of a prompt is built in the model. The others: latent attention, which torch spells out on a CPU, attention
 # sinks, and a window that is shorter than the prompt.
 OWN_MASK = {"maskless_attention": 2}
-NO_OWN_MASK = {"deepseek_v2", "deepseek_v3", "gpt_oss", "gemma3_text"}
+NO_OWN_MASK = {*LATENT, "gpt_oss", "gemma3_text"}
 # Only ops that round as eager does. Grouped products add in another order; weighted sums of experts and the gelu of
 # large negative numbers round less.
 EXACT = {"llama", "mistral", "phi3", "qwen3"}
@@ -108,7 +109,8 @@ def expected(family: str, phase: str, dynamic: bool | None = None) -> dict[str, 
             attention |= OWN_MASK  # its cache holds no more than the window, which is full
     if phase == "prefill" and family not in NO_OWN_MASK and not dynamic:
         attention |= OWN_MASK
-    return SWAPS[family] | attention
+    heads = {} if family not in LATENT else LATENT_HEADS[phase]
+    return SWAPS[family] | heads | attention
 
 
 def test_the_table_is_complete():

@@ -2,7 +2,8 @@
 
 The rotations of q and of the shared key are read by the pattern of their own family. Here is how their results are put
 behind the columns that are not rotated: by a ``cat``, or by two copies into an empty tensor. Where a cache takes the
-rotated key in between, or anything else does, the op returns that key, and the model puts the keys together later.
+rotated key in between, or anything else does, the op returns that key, and the model puts the keys together later: that
+is a pattern of its own, ``mla_q_rope``, since it gains less.
 """
 
 import torch
@@ -29,6 +30,14 @@ from torch_deepinfer.inductor.patterns import rope
 
 
 def match_mla_qk_rope(anchor: Node) -> Match | Miss | None:
+    return _match(anchor, whole_keys=True)
+
+
+def match_mla_q_rope(anchor: Node) -> Match | Miss | None:
+    return _match(anchor, whole_keys=False)
+
+
+def _match(anchor: Node, whole_keys: bool) -> Match | Miss | None:
     first = rope.rotation_at(anchor)
     if not isinstance(first, rope.Rotation) or dtype_of(first.x) not in FLOATS or first.rotary_dim is not None:
         return None
@@ -40,13 +49,16 @@ def match_mla_qk_rope(anchor: Node) -> Match | Miss | None:
     if query is None:
         return None
     source, q_output = query
-    k_nope, k_output = _joined(k.output) or (None, k.output)
+    keys = _joined(k.output)
+    if (keys is not None) != whole_keys:
+        return None
+    k_nope, k_output = keys or (None, k.output)
     return Match(
         torch.ops.deepinfer.mla_qk_rope.default,
         (source, k_nope, k.x, *rope.cosines_and_sines(q)),
         (q_output, k_output),
         q.options(),
-        variant=q.style + (", whole keys" if k_nope is not None else ""),
+        variant=q.style,
     )
 
 
@@ -105,4 +117,7 @@ def _columns(scatter: Node) -> Part | None:
     return Part(scatter, start, length, argument(scatter, 5, "step", 1))
 
 
-PATTERNS = [Pattern("mla_qk_rope", "rope", rope.ANCHORS, match_mla_qk_rope)]
+PATTERNS = [
+    Pattern("mla_qk_rope", "rope", rope.ANCHORS, match_mla_qk_rope),
+    Pattern("mla_q_rope", "rope", rope.ANCHORS, match_mla_q_rope),
+]
