@@ -71,8 +71,9 @@ void move_fractals(const Matrix& to, const Matrix& from, int64_t item, bool tran
   for (const Fractal& f : fractals) {
     read(kMTE1, tick, from, f.from, kFractalBytes, true);
     write(kMTE1, tick, to, f.to, kFractalBytes);
+    if (core().is_defined(from.space, from.offset + size_t(f.from), size_t(kFractalBytes))) continue;
     for (int64_t i = 0; i < kFractalBytes; i += item)
-      if (!core().is_defined(from.space, from.offset + size_t(f.from + source(i))))
+      if (!core().is_defined(from.space, from.offset + size_t(f.from + source(i)), size_t(item)))
         core().mark_undefined(to.space, to.offset + size_t(f.to + i), size_t(item));
   }
   core().defer(kMTE1, tick, [=] {

@@ -5,6 +5,7 @@
 #include "copy.h"
 #include "cube.h"
 #include "entry.h"
+#include "instances.h"
 #include "machine.h"
 #include "select.h"
 #include "tensor.h"

@@ -62,13 +62,14 @@ bool Global::allowed(const void* begin, size_t bytes) const {
                      [&](const Range& range) { return address >= range.begin && address + bytes <= range.end; });
 }
 
-Global::Byte* Global::page_of(uintptr_t address) {
+Ledger<Global::Record>& Global::page_of(uintptr_t address) {
   Page& page = pages_[address / kPage];
+  if (page.bytes.empty()) page.bytes.resize(kPage);
   if (page.launch != launch_) {
     page.launch = launch_;
-    page.bytes.assign(kPage, Byte{});
+    page.bytes.clear(kPage);
   }
-  return page.bytes.data();
+  return page.bytes;
 }
 
 void Global::forget() {
@@ -88,7 +89,7 @@ void Core::start(Kind kind, const Options& options, int index, int count) {
   instruction_ = "start of kernel";
   for (Memory& memory : memories_) {
     std::fill_n(memory.bytes.begin(), memory.touched, kPoison);
-    std::fill_n(memory.cells.begin(), memory.touched, Cell{});
+    memory.records.clear(memory.touched);
     memory.taken = memory.touched = 0;
   }
   for (Clock& clock : clocks_) clock.fill(0);
@@ -163,63 +164,72 @@ void Core::access(Pipe pipe, uint32_t tick, Space space, size_t offset, size_t b
     fail(std::string(what) + " of byte " + std::to_string(byte) + " on pipe " + name_of(pipe) +
          " is not ordered after a " + access + " on pipe " + name_of(pipes[other]));
   };
-  for (size_t i = offset; i < offset + bytes; ++i) {
-    Cell& cell = memory.cells[i];
-    if (!write && !any && cell.content == kNever) fail("a read of byte " + std::to_string(i) + " that nothing has written");
-    if (!write && !any && cell.content == kUndefined) fail("a read of byte " + std::to_string(i) + ", undefined padding");
-    if (options_.races && cell.writer >= 0 && cell.write_tick > known[cell.writer] &&
-        !(cell.writer == own && cell.write_tick == tick))
-      unordered(i, write ? "a write" : "a read", cell.writer, "write");
+  memory.records.visit(offset, offset + bytes, [&](Record& record, size_t byte) {
+    if (!write && !any && record.content != kDefined)
+      fail("a read of byte " + std::to_string(byte) +
+           (record.content == kNever ? " that nothing has written" : ", undefined padding"));
+    if (options_.races && record.writer >= 0 && record.write_tick > known[record.writer] &&
+        !(record.writer == own && record.write_tick == tick))
+      unordered(byte, write ? "a write" : "a read", record.writer, "write");
     if (!write) {
-      cell.read_tick[own] = tick;
-      continue;
+      record.read_tick[own] = tick;
+      return;
     }
     if (options_.races)
       for (int other = 0; other < kSlots; ++other)
-        if (cell.read_tick[other] > known[other] && !(other == own && cell.read_tick[other] == tick))
-          unordered(i, "a write", other, "read");
-    cell = Cell{};
-    cell.writer = int8_t(own);
-    cell.write_tick = tick;
-    cell.content = kDefined;
-  }
+        if (record.read_tick[other] > known[other] && !(other == own && record.read_tick[other] == tick))
+          unordered(byte, "a write", other, "read");
+    record = Record{};
+    record.writer = int8_t(own);
+    record.write_tick = tick;
+    record.content = kDefined;
+  });
 }
 
 void Core::mark_undefined(Space space, size_t offset, size_t bytes) {
-  for (size_t i = offset; i < offset + bytes; ++i) {
-    memories_[space].cells[i].content = kUndefined;
-    memories_[space].bytes[i] = kPoison;
-  }
+  Memory& memory = memories_[space];
+  memory.records.visit(offset, offset + bytes, [](Record& record, size_t) { record.content = kUndefined; });
+  std::fill_n(memory.bytes.begin() + ptrdiff_t(offset), bytes, kPoison);
+}
+
+bool Core::is_defined(Space space, size_t offset, size_t bytes) {
+  bool defined = true;
+  memories_[space].records.visit(offset, offset + bytes,
+                                 [&](const Record& record, size_t) { defined &= record.content == kDefined; });
+  return defined;
 }
 
 void Core::access_global(Pipe pipe, uint32_t tick, const char* address, size_t bytes, bool write) {
   if (bytes > 0 && !global_.allowed(address, bytes)) fail("an access outside of all device memory");
-  Global::Byte* page = nullptr;
-  for (size_t i = 0; i < bytes; ++i) {
-    const uintptr_t at = reinterpret_cast<uintptr_t>(address) + i;
-    if (!page || at % Global::kPage == 0) page = global_.page_of(at);
-    Global::Byte& byte = page[at % Global::kPage];
-    const auto where = [&] { return " of byte " + std::to_string(i) + " of a piece in global memory"; };
-    if (byte.writer >= 0 && byte.writer != index_)
-      fail(std::string(write ? "a write" : "a read") + where() + ", which core " + std::to_string(byte.writer) +
+  const auto check = [&](Global::Record& record, size_t byte) {
+    const auto where = [&] { return " of byte " + std::to_string(byte) + " of a piece in global memory"; };
+    if (record.writer >= 0 && record.writer != index_)
+      fail(std::string(write ? "a write" : "a read") + where() + ", which core " + std::to_string(record.writer) +
            " has written");
-    if (options_.races && byte.writer == index_ && !knows(pipe, Pipe(byte.write_pipe), byte.write_tick) &&
-        !(byte.write_pipe == pipe && byte.write_tick == tick))
+    if (options_.races && record.writer == index_ && !knows(pipe, Pipe(record.write_pipe), record.write_tick) &&
+        !(record.write_pipe == pipe && record.write_tick == tick))
       fail(std::string(write ? "a write" : "a read") + where() + " is not ordered after its write on pipe " +
-           name_of(Pipe(byte.write_pipe)));
+           name_of(Pipe(record.write_pipe)));
     if (write) {
-      if (byte.reader == Global::kMany || (byte.reader >= 0 && byte.reader != index_))
+      if (record.reader == Global::kMany || (record.reader >= 0 && record.reader != index_))
         fail("a write" + where() + ", which another core has read");
-      if (options_.races && byte.reader == index_ && !knows(pipe, Pipe(byte.read_pipe), byte.read_tick))
-        fail("a write" + where() + " is not ordered after its read on pipe " + name_of(Pipe(byte.read_pipe)));
-      byte.writer = index_;
-      byte.write_tick = tick;
-      byte.write_pipe = int8_t(pipe);
+      if (options_.races && record.reader == index_ && !knows(pipe, Pipe(record.read_pipe), record.read_tick))
+        fail("a write" + where() + " is not ordered after its read on pipe " + name_of(Pipe(record.read_pipe)));
+      record.writer = index_;
+      record.write_tick = tick;
+      record.write_pipe = int8_t(pipe);
     } else {
-      byte.reader = byte.reader == -1 || byte.reader == index_ ? index_ : Global::kMany;
-      byte.read_tick = tick;
-      byte.read_pipe = int8_t(pipe);
+      record.reader = record.reader == -1 || record.reader == index_ ? index_ : Global::kMany;
+      record.read_tick = tick;
+      record.read_pipe = int8_t(pipe);
     }
+  };
+  for (size_t done = 0; done < bytes;) {
+    const uintptr_t at = reinterpret_cast<uintptr_t>(address) + done;
+    const size_t begin = at % Global::kPage, size = std::min(bytes - done, Global::kPage - begin);
+    global_.page_of(at).visit(begin, begin + size,
+                              [&](Global::Record& record, size_t byte) { check(record, done + byte - begin); });
+    done += size;
   }
 }
 
@@ -314,7 +324,7 @@ size_t Core::take_buffer(Space space, size_t bytes) {
   Memory& memory = memories_[space];
   if (memory.bytes.empty()) {
     memory.bytes.resize(arch_.bytes[space], kPoison);
-    memory.cells.resize(arch_.bytes[space]);
+    memory.records.resize(arch_.bytes[space]);
   }
   bytes = (bytes + 31) / 32 * 32;
   if (bytes == 0) fail("a buffer of 0 bytes");

@@ -23,6 +23,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "ledger.h"
+
 namespace twin {
 
 enum Pipe : int { kS, kV, kM, kMTE1, kMTE2, kMTE3, kFix, kPipes };
@@ -85,20 +87,21 @@ class Global {
   void allow(const void* begin, size_t bytes);
   bool allowed(const void* begin, size_t bytes) const;
 
-  struct Byte {
+  struct Record {
     int32_t writer = -1, reader = -1;  // cores; kMany: several readers
     uint32_t write_tick = 0, read_tick = 0;
     int8_t write_pipe = 0, read_pipe = 0;
+    bool operator==(const Record&) const = default;
   };
   static constexpr int32_t kMany = -2;
   static constexpr uintptr_t kPage = 4096;
-  Byte* page_of(uintptr_t address);  // kPage bytes, the first at a multiple of kPage
+  Ledger<Record>& page_of(uintptr_t address);  // of kPage bytes, the first at a multiple of kPage
   void forget();                     // all accesses and ranges, for a new launch
 
  private:
   struct Page {
     uint64_t launch = 0;
-    std::vector<Byte> bytes;
+    Ledger<Record> bytes;
   };
   std::vector<Range> ranges_;
   std::unordered_map<uintptr_t, Page> pages_;
@@ -120,7 +123,7 @@ class Core {
   // `any`: a read that takes bytes which nobody wrote along.
   void access(Pipe pipe, uint32_t tick, Space space, size_t offset, size_t bytes, bool write, bool any = false);
   void mark_undefined(Space space, size_t offset, size_t bytes);
-  bool is_defined(Space space, size_t offset) const { return memories_[space].cells[offset].content == kDefined; }
+  bool is_defined(Space space, size_t offset, size_t bytes);
   void access_global(Pipe pipe, uint32_t tick, const char* address, size_t bytes, bool write);
   void copy(Pipe pipe, const char* name, const Copy& copy);
   // What the instruction does to memory, for when somebody waits for it.
@@ -149,16 +152,18 @@ class Core {
   static constexpr int kSlots = 4;  // pipes that can reach one memory
   static int slot(Pipe pipe);
 
-  struct Cell {
-    uint32_t write_tick = 0, read_tick[kSlots] = {};
-    int8_t writer = -1;
-    uint8_t content = 0;
-  };
   enum Content : uint8_t { kNever, kDefined, kUndefined };
+  struct Record {
+    uint32_t write_tick = 0;
+    std::array<uint32_t, kSlots> read_tick = {};
+    int8_t writer = -1;
+    Content content = kNever;
+    bool operator==(const Record&) const = default;
+  };
 
   struct Memory {
     std::vector<char> bytes;
-    std::vector<Cell> cells;
+    Ledger<Record> records;
     size_t taken = 0, touched = 0;
   };
   using Clock = std::array<uint32_t, kPipes>;

@@ -2,8 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
-#include <exception>
 #include <memory>
 #include <string>
 #include <type_traits>
@@ -61,64 +59,61 @@ constexpr std::pair<twin::Pipe, twin::Pipe> ends_of(TPosition position) {
 
 }  // namespace detail
 
+// A piece of a memory on the core, without its element type.
+struct Place {
+  twin::Space space = twin::kUB;
+  size_t offset = 0, bytes = 0;
+  int buffer = -1;  // of a queue
+};
+
+namespace detail {
+
+// What does not depend on the element type is compiled once (tensor.cpp), not with every kernel.
+Place skip(const Place& place, uint32_t elements, size_t item);
+void require(const Place& place, size_t bytes, size_t alignment);
+char* scalar(const Place& place, const char* name, uint32_t index, size_t item, bool write);  // an access, and its address
+const char* scalar(const char* data, uint64_t bytes, uint64_t offset, size_t item);          // in global memory
+void require_global(uint64_t bytes, uint64_t offset, uint64_t count);
+void require_elements(uint64_t elements, uint64_t offset);
+
+}  // namespace detail
+
 class TPipe;
 
-// A piece of a memory on the core. Copies are views of the same bytes.
+// Copies are views of the same bytes.
 template <typename T>
 class LocalTensor {
  public:
   using PrimType = T;
 
   LocalTensor() = default;
-  LocalTensor(twin::Space space, size_t offset, size_t bytes, int buffer = -1)
-      : space_(space), offset_(offset), bytes_(bytes), buffer_(buffer) {}
+  LocalTensor(const Place& place) : place_(place) {}
 
-  LocalTensor operator[](uint32_t elements) const {
-    const size_t skipped = size_t(elements) * sizeof(T);
-    if (skipped > bytes_) twin::core().fail("an offset of " + std::to_string(elements) + " elements, past the tensor");
-    return {space_, offset_ + skipped, bytes_ - skipped, buffer_};
-  }
+  LocalTensor operator[](uint32_t elements) const { return detail::skip(place_, elements, sizeof(T)); }
   template <typename U>
-  LocalTensor<U> ReinterpretCast() const { return {space_, offset_, bytes_, buffer_}; }
+  LocalTensor<U> ReinterpretCast() const { return place_; }
 
-  uint32_t GetSize() const { return uint32_t(bytes_ / sizeof(T)); }
+  uint32_t GetSize() const { return uint32_t(place_.bytes / sizeof(T)); }
 
   T GetValue(uint32_t index) const {
-    scalar_access("GetValue", index, false);
-    return raw()[index];
+    return *reinterpret_cast<const T*>(detail::scalar(place_, "GetValue", index, sizeof(T), false));
   }
   template <typename U>
   void SetValue(uint32_t index, U value) const {
     static_assert(std::is_same_v<T, U> || (std::is_arithmetic_v<T> && std::is_arithmetic_v<U>));
-    scalar_access("SetValue", index, true);
-    raw()[index] = T(value);
+    *reinterpret_cast<T*>(detail::scalar(place_, "SetValue", index, sizeof(T), true)) = T(value);
   }
 
   // For the model's own use.
-  T* raw() const { return reinterpret_cast<T*>(twin::core().data(space_) + offset_); }
-  twin::Space space() const { return space_; }
-  size_t offset() const { return offset_; }
-  size_t bytes() const { return bytes_; }
-  int buffer() const { return buffer_; }
-  void require(size_t bytes, size_t alignment) const {
-    twin::Core& core = twin::core();
-    if (offset_ % alignment)
-      core.fail("the address " + std::to_string(offset_) + " is not a multiple of " + std::to_string(alignment));
-    if (bytes > bytes_)
-      core.fail(std::to_string(bytes) + " bytes of a tensor that has " + std::to_string(bytes_));
-  }
+  const Place& place() const { return place_; }
+  T* raw() const { return reinterpret_cast<T*>(twin::core().data(place_.space) + place_.offset); }
+  twin::Space space() const { return place_.space; }
+  size_t offset() const { return place_.offset; }
+  size_t bytes() const { return place_.bytes; }
+  void require(size_t bytes, size_t alignment) const { detail::require(place_, bytes, alignment); }
 
  private:
-  void scalar_access(const char* name, uint32_t index, bool write) const {
-    twin::Core& core = twin::core();
-    const uint32_t tick = core.issue(twin::kS, name);
-    require((size_t(index) + 1) * sizeof(T), sizeof(T));
-    core.access(twin::kS, tick, space_, offset_ + index * sizeof(T), sizeof(T), write);
-  }
-
-  twin::Space space_ = twin::kUB;
-  size_t offset_ = 0, bytes_ = 0;
-  int buffer_ = -1;
+  Place place_;
 };
 
 // Device memory with the number of elements that the kernel may touch.
@@ -130,9 +125,7 @@ class GlobalTensor {
     elements_ = elements;
   }
   GlobalTensor operator[](uint64_t elements) const {
-    if (elements > elements_)
-      twin::core().fail("an offset of " + std::to_string(elements) + " elements into a buffer of " +
-                        std::to_string(elements_));
+    detail::require_elements(elements_, elements);
     GlobalTensor rest;
     rest.SetGlobalBuffer(data_ + elements, elements_ - elements);
     return rest;
@@ -140,17 +133,13 @@ class GlobalTensor {
   uint64_t GetSize() const { return elements_; }
 
   T GetValue(uint64_t index) const {
-    twin::Core& core = twin::core();
-    const uint32_t tick = core.issue(twin::kS, "GetValue of global memory");
-    core.access_global(twin::kS, tick, bytes(index * sizeof(T), sizeof(T)), sizeof(T), false);
-    return data_[index];
+    const auto* data = reinterpret_cast<const char*>(data_);
+    return *reinterpret_cast<const T*>(detail::scalar(data, elements_ * sizeof(T), index * sizeof(T), sizeof(T)));
   }
 
   // The address of `count` bytes, all of which belong to the buffer.
   char* bytes(uint64_t offset, uint64_t count) const {
-    if (offset + count > elements_ * sizeof(T))
-      twin::core().fail("bytes " + std::to_string(offset) + " to " + std::to_string(offset + count) +
-                        " of a buffer of " + std::to_string(elements_ * sizeof(T)) + " bytes in global memory");
+    detail::require_global(elements_ * sizeof(T), offset, count);
     return reinterpret_cast<char*>(data_) + offset;
   }
 
@@ -161,107 +150,28 @@ class GlobalTensor {
 
 namespace detail {
 
-struct Queue {
-  enum State { kFree, kAllocated, kQueued, kTaken };
-  struct Buffer {
-    size_t offset;
-    State state = kFree;
-    int filled = -1, emptied = -1;  // the events that are set
-  };
-  twin::Space space;
-  twin::Pipe producer, consumer;
-  size_t bytes = 0;
-  std::vector<Buffer> buffers;
-  std::deque<int> free, ready;
-
-  void finish() const {
-    twin::Core& core = twin::core();
-    core.name_instruction("end of kernel");
-    for (const Buffer& buffer : buffers) {
-      if (buffer.state != kFree) core.fail("a tensor of a queue was never freed");
-      if (buffer.emptied >= 0) core.wait_flag(consumer, producer, buffer.emptied);
-    }
-  }
-};
-
-}  // namespace detail
-
-namespace detail {
+struct Queue;
 
 class QueueBase {
  public:
   template <typename T>
-  LocalTensor<T> AllocTensor() {
-    twin::Core& core = begin("AllocTensor");
-    if (queue_->free.empty()) core.fail("the queue has no free buffer");
-    const int index = take(queue_->free);
-    detail::Queue::Buffer& buffer = queue_->buffers[index];
-    if (buffer.emptied >= 0) {
-      core.wait_flag(queue_->consumer, queue_->producer, buffer.emptied);
-      core.release_event(queue_->consumer, queue_->producer, buffer.emptied);
-      buffer.emptied = -1;
-    }
-    buffer.state = detail::Queue::kAllocated;
-    return {queue_->space, buffer.offset, queue_->bytes, index};
-  }
-
+  LocalTensor<T> AllocTensor() { return allocate(); }
   template <typename T>
-  bool EnQue(const LocalTensor<T>& tensor) {
-    twin::Core& core = begin("EnQue");
-    detail::Queue::Buffer& buffer = own(tensor, detail::Queue::kAllocated, "EnQue of a tensor that is not allocated");
-    buffer.filled = core.take_event(queue_->producer, queue_->consumer);
-    core.set_flag(queue_->producer, queue_->consumer, buffer.filled);
-    buffer.state = detail::Queue::kQueued;
-    queue_->ready.push_back(tensor.buffer());
-    return true;
-  }
-
+  bool EnQue(const LocalTensor<T>& tensor) { return enqueue(tensor.place()); }
   template <typename T>
-  LocalTensor<T> DeQue() {
-    twin::Core& core = begin("DeQue");
-    if (queue_->ready.empty()) core.fail("the queue is empty");
-    const int index = take(queue_->ready);
-    detail::Queue::Buffer& buffer = queue_->buffers[index];
-    core.wait_flag(queue_->producer, queue_->consumer, buffer.filled);
-    core.release_event(queue_->producer, queue_->consumer, buffer.filled);
-    buffer.state = detail::Queue::kTaken;
-    return {queue_->space, buffer.offset, queue_->bytes, index};
-  }
-
+  LocalTensor<T> DeQue() { return dequeue(); }
   template <typename T>
-  void FreeTensor(LocalTensor<T>& tensor) {
-    twin::Core& core = begin("FreeTensor");
-    detail::Queue::Buffer& buffer = own(tensor, detail::Queue::kTaken, "a tensor is freed that nobody holds");
-    buffer.emptied = core.take_event(queue_->consumer, queue_->producer);
-    core.set_flag(queue_->consumer, queue_->producer, buffer.emptied);
-    buffer.state = detail::Queue::kFree;
-    queue_->free.push_back(tensor.buffer());
-  }
+  void FreeTensor(LocalTensor<T>& tensor) { release(tensor.place()); }
 
  private:
   friend class AscendC::TPipe;
 
-  twin::Core& begin(const char* name) const {
-    twin::core().name_instruction(name);
-    if (!queue_) twin::core().fail("the queue has no buffers");
-    return twin::core();
-  }
-  static int take(std::deque<int>& list) {
-    const int first = list.front();
-    list.pop_front();
-    return first;
-  }
-  template <typename T>
-  detail::Queue::Buffer& own(const LocalTensor<T>& tensor, detail::Queue::State state, const char* message) {
-    const int index = tensor.buffer();
-    const bool ours = index >= 0 && index < int(queue_->buffers.size()) && tensor.space() == queue_->space &&
-                      queue_->buffers[index].offset == tensor.offset();
-    if (!ours) twin::core().fail("the tensor does not belong to this queue");
-    if (queue_->buffers[index].state != state) twin::core().fail(message);
-    return queue_->buffers[index];
-  }
+  Place allocate();
+  bool enqueue(const Place& tensor);
+  Place dequeue();
+  void release(const Place& tensor);
 
-  std::shared_ptr<detail::Queue> queue_;
+  Queue* queue_ = nullptr;  // the pipe's
 };
 
 }  // namespace detail
@@ -279,31 +189,23 @@ template <TPosition position = TPosition::VECCALC>
 class TBuf {
  public:
   template <typename T>
-  LocalTensor<T> Get() const { return {detail::space_of(position), offset_, bytes_}; }
+  LocalTensor<T> Get() const { return place_; }
   template <typename T>
   LocalTensor<T> Get(uint32_t elements) const {
-    if (elements * sizeof(T) > bytes_) twin::core().fail("more elements than the buffer has");
-    return {detail::space_of(position), offset_, elements * sizeof(T)};
+    if (elements * sizeof(T) > place_.bytes) twin::core().fail("more elements than the buffer has");
+    return Place{place_.space, place_.offset, elements * sizeof(T)};
   }
 
  private:
   friend class TPipe;
-  size_t offset_ = 0, bytes_ = 0;
+  Place place_;
 };
 
 class TPipe {
  public:
-  // On a cube core it sets three flags of its own, which nobody else may use.
-  TPipe() {
-    for (int event = 0; event < own_events(); ++event)
-      twin::core().set_flag(twin::kM, twin::kMTE1, twin::core().take_event(twin::kM, twin::kMTE1));
-  }
+  TPipe();
   TPipe(const TPipe&) = delete;
-  ~TPipe() noexcept(false) {
-    if (std::uncaught_exceptions() > 0) return;
-    for (int event = 0; event < own_events(); ++event) twin::core().wait_flag(twin::kM, twin::kMTE1, event);
-    for (const auto& queue : queues_) queue->finish();
-  }
+  ~TPipe() noexcept(false);
 
   template <TPosition position, int depth>
   bool InitBuffer(TQue<position, depth>& queue, uint8_t count, uint32_t bytes) {
@@ -315,9 +217,7 @@ class TPipe {
   }
   template <TPosition position>
   bool InitBuffer(TBuf<position>& buffer, uint32_t bytes) {
-    twin::core().name_instruction("InitBuffer");
-    buffer.offset_ = twin::core().take_buffer(detail::space_of(position), bytes);
-    buffer.bytes_ = (bytes + 31) / 32 * 32;
+    buffer.place_ = make(detail::space_of(position), bytes);
     return true;
   }
 
@@ -332,27 +232,11 @@ class TPipe {
   }
 
  private:
-  static int own_events() { return twin::core().kind() == twin::Kind::cube ? 3 : 0; }
-
   bool make(detail::QueueBase& queue, twin::Space space, std::pair<twin::Pipe, twin::Pipe> ends, uint8_t count,
-            uint32_t bytes) {
-    twin::Core& core = twin::core();
-    core.name_instruction("InitBuffer");
-    auto made = std::make_shared<detail::Queue>();
-    made->space = space;
-    made->producer = ends.first;
-    made->consumer = ends.second;
-    made->bytes = (bytes + 31) / 32 * 32;
-    for (int i = 0; i < count; ++i) {
-      made->buffers.push_back({core.take_buffer(space, bytes)});
-      made->free.push_back(i);
-    }
-    queue.queue_ = made;
-    queues_.push_back(made);
-    return true;
-  }
+            uint32_t bytes);
+  Place make(twin::Space space, uint32_t bytes);
 
-  std::vector<std::shared_ptr<detail::Queue>> queues_;
+  std::vector<std::unique_ptr<detail::Queue>> queues_;
 };
 
 template <HardEvent event>

@@ -61,7 +61,9 @@ void elementwise(const char* name, const LocalTensor<D>& to, int64_t count, F f,
   write(tick, to, count);
   count_repeats(count * int64_t(std::max({sizeof(D), sizeof(S)...})));
   D* out = to.raw();
-  for (int64_t i = 0; i < count; ++i) out[i] = f(from.raw()[i]...);
+  [&](const S*... in) {
+    for (int64_t i = 0; i < count; ++i) out[i] = f(in[i]...);
+  }(from.raw()...);
 }
 
 // The arithmetic of an element type: floats of 16 bits are computed in 32 and rounded.

@@ -1,0 +1,2 @@
+#define TWIN_INSTANCE template
+#include "instances.h"
