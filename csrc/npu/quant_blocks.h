@@ -20,6 +20,12 @@ class BlockWalk {
 
   __aicore__ inline int64_t count() const { return tiling_.matrices.count * tiling_.down * tiling_.across; }
 
+  // Whether the blocks of a tile leave no gap: none is shorter than another, nor than its rows are on the core.
+  __aicore__ inline bool fill_tiles() const {
+    return tiling_.pitch == tiling_.block_columns && tiling_.columns % tiling_.block_columns == 0 &&
+           tiling_.rows % tiling_.block_rows == 0;
+  }
+
   // The tiles of a core: load(first, count) fetches a tile ahead of work(first, count), which does one. Blocks that do not
   // fit are done one by one, by large(block).
   template <typename Load, typename Work, typename Large>

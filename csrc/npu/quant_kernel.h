@@ -63,8 +63,10 @@ class Quantize {
   __aicore__ inline void whole_blocks_of(int64_t first, int32_t count) {
     const int32_t elements = count * piece_;
     LocalTensor<T> x = x_queue_.template DeQue<T>();
-    Duplicate(values_, 0.0f, elements);
-    PipeBarrier<PIPE_V>();
+    if (!blocks_.fill_tiles()) {
+      Duplicate(values_, 0.0f, elements);
+      PipeBarrier<PIPE_V>();
+    }
     blocks_.for_runs(first, count, [&](const Run& run) {
       const uint32_t at = uint32_t(run.piece * piece_);
       widen_rows(values_[at], x[at], run.rows, run.size, tiling_.pitch);
@@ -74,21 +76,21 @@ class Quantize {
     if constexpr (kGiven) {
       given_.read(first, count);
     } else {
-      quantizer_.begin();
-      for (int32_t piece = 0; piece < count; ++piece) {
-        const uint32_t at = uint32_t(piece * piece_);
-        quantizer_.measure(values_[at], work_[at], piece, piece_);
-      }
+      quantizer_.measure_all(values_, work_, count, piece_);
       quantizer_.make_scales(first, count);
     }
     if (!tiling_.coded) {
       if constexpr (!kGiven) quantizer_.end();
       return;
     }
-    for (int32_t piece = 0; piece < count; ++piece) scale(values_[uint32_t(piece * piece_)], piece, piece_);
+    if constexpr (kGiven) {
+      for (int32_t piece = 0; piece < count; ++piece) scale(values_[uint32_t(piece * piece_)], piece, piece_);
+    } else {
+      quantizer_.scale_all(values_, count, piece_);
+    }
     LocalTensor<uint8_t> codes = code_queue_.template AllocTensor<uint8_t>();
     make_codes(codes, elements);
-    for (int32_t piece = 0; piece < count; ++piece) spoil(codes, piece, code_bytes<kCode>(piece_));
+    if constexpr (!kGiven) quantizer_.spoil_all(codes, count, code_bytes<kCode>(piece_));
     end();
     code_queue_.EnQue(codes);
     codes = code_queue_.template DeQue<uint8_t>();
@@ -112,9 +114,6 @@ class Quantize {
     PipeBarrier<PIPE_V>();
     if constexpr (kGiven) encode_any<kCode>(codes, values_, work_, more_, elements);
     else encode<kCode>(codes, values_, work_, more_, elements);
-  }
-  __aicore__ inline void spoil(const LocalTensor<uint8_t>& codes, int32_t piece, int32_t bytes) {
-    if constexpr (!kGiven) quantizer_.spoil(codes[uint32_t(piece * bytes)], piece, bytes);
   }
   __aicore__ inline void end() {
     if constexpr (kGiven) given_.end();
@@ -159,7 +158,7 @@ class Quantize {
         scale(values_, 0, elements);
         LocalTensor<uint8_t> codes = code_queue_.template AllocTensor<uint8_t>();
         make_codes(codes, elements);
-        spoil(codes, 0, code_bytes<kCode>(elements));
+        if constexpr (!kGiven) quantizer_.spoil(codes, 0, code_bytes<kCode>(elements));
         code_queue_.EnQue(codes);
         codes = code_queue_.template DeQue<uint8_t>();
         store(codes, part, 0);

@@ -22,6 +22,6 @@ struct QuantTiling {
 constexpr int32_t code_alignment(Code code) { return code == Code::e2m1 ? 64 : 32; }
 
 // Bytes that a Quantizer takes on the core, for so many groups.
-constexpr int64_t quantizer_bytes(int64_t groups) { return groups * 4 * 32 + 2 * 64 * 4 + 32; }
+constexpr int64_t quantizer_bytes(int64_t groups) { return (groups + 7) / 8 * 8 * 4 * 32 + 3 * 64 * 4 + 32; }
 
 }  // namespace deepinfer::npu

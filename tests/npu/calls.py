@@ -62,6 +62,24 @@ def quant() -> None:
     compare(ops.quantize_per_token_group, bf16(61, 300), 100, dtype=torch.int8, round_scale=True)
 
 
+def quant_uneven() -> None:
+    compare(ops.quantize_per_token_group, bf16(5, 300), 100, dtype=torch.int8)
+
+
+def quant_groups() -> None:
+    compare(ops.quantize_per_token_group, bf16(61, 1024), 128, dtype=torch.int8, round_scale=True)
+
+
+def quant_groups_many() -> None:
+    compare(ops.quantize_per_token_group, bf16(600, 256), 32, dtype=torch.int8)
+
+
+def quant_groups_bad() -> None:
+    x = bf16(40, 1024)
+    x[3, 200], x[17, 3] = torch.nan, -torch.inf
+    codes(lambda x: ops.quantize_per_token_group(x, 32, dtype=E4M3)[0], x)
+
+
 def quant_long() -> None:
     compare(ops.quantize_per_token, bf16(3, 50000), dtype=torch.int8)
 

@@ -17,7 +17,8 @@ from pathlib import Path
 HERE = Path(__file__).parent.resolve()
 HOME = HERE.parents[1] / "build" / "npu"
 NAMES = ["hccl", "acl_op_compiler", "ge_runner", "graph", "acl_tdt_channel", "opapi"]
-FLAGS = ["-std=c++20", "-O3", "-march=native", "-Wall", "-Wextra", "-Wno-unused-parameter", "-ffp-contract=off", "-fPIC"]
+WARNINGS = ["-Wall", "-Wextra", "-Wno-unused-parameter"]
+FLAGS = ["-std=c++20", "-O3", "-march=native", *WARNINGS, "-ffp-contract=off", "-fPIC"]
 KERNEL_FLAGS = ["-std=c++20", "-O0", "-Wall", "-Wno-unused-variable", "-ffp-contract=off", "-fPIC"]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import calls
 import mutants_gemm
+import mutants_groups
 import mutants_topk
 import pytest
 from forking import Child
@@ -107,8 +108,8 @@ MUTANTS = {
         "Cast: this conversion does not exist", calls.quant,
     ),
     "quant: values not cleared between the groups": Mutant(
-        "quant_kernel.h", "    Duplicate(values_, 0.0f, elements);\n    PipeBarrier<PIPE_V>();\n", "",
-        "Abs: a read of byte .* that nothing has written", calls.quant,
+        "quant_kernel.h", "if (!blocks_.fill_tiles()) {", "if (false) {",
+        "Abs: a read of byte .* that nothing has written", calls.quant_uneven,
     ),
     "quant: codes of a long group before they are made": Mutant(
         "quant_kernel.h", "        code_queue_.EnQue(codes);\n        codes = code_queue_.template DeQue<uint8_t>();\n"
@@ -318,6 +319,7 @@ MUTANTS = {
         "DataCopyPad to the core: (bytes|an offset)", calls.norm,
     ),
     **mutants_gemm.MUTANTS,
+    **mutants_groups.MUTANTS,
     **mutants_topk.MUTANTS,
 }  # fmt: skip
 
@@ -332,7 +334,10 @@ def folder_with(mutant: Mutant, target: Path) -> None:
     file.write_text(text.replace(mutant.old, mutant.new))
 
 
-NEED_950 = {calls.quant_e4m3, calls.quant_given, calls.quant_columns, calls.dequant, calls.unpermute_scales}
+NEED_950 = {
+    calls.quant_e4m3, calls.quant_groups_bad, calls.quant_given, calls.quant_columns, calls.dequant,
+    calls.unpermute_scales,
+}  # fmt: skip
 
 
 def skip_without_float8(call: Callable[[], None]) -> None:

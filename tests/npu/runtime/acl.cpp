@@ -23,8 +23,7 @@ thread_local int current_device = -1;
 
 int copy_now(void* to, size_t room, const void* from, size_t bytes) {
   if (bytes > room) return report(kInvalid, "a copy of more bytes than the destination has");
-  const Open open;
-  std::memmove(to, from, bytes);
+  std::memmove(memory_at(to), memory_at(from), bytes);
   return kOk;
 }
 
@@ -107,8 +106,7 @@ ACL int aclrtMemcpyAsync(void* to, size_t room, const void* from, size_t bytes, 
 }
 ACL int aclrtMemset(void* to, size_t room, int value, size_t bytes) {
   if (bytes > room) return report(kInvalid, "more bytes than there are");
-  const Open open;
-  std::memset(to, value, bytes);
+  std::memset(memory_at(to), value, bytes);
   return kOk;
 }
 ACL int aclrtMemsetAsync(void* to, size_t room, int value, size_t bytes, void* stream) {
@@ -236,7 +234,6 @@ ACL int aclrtLaunchKernelWithHostArgs(void* function, uint32_t blocks, void* str
   const std::string packed(static_cast<const char*>(arguments), bytes);
   return enqueue(stream_of(stream), [=, &kernel] {
     static const twin::Options options = twin::options_from_environment();
-    const Open open;
     twin::Work work;
     const std::string fault =
         twin::launch(kernel.arch, kernel.kind, int(blocks), options, allocations(), kernel.run, packed.data(), work);

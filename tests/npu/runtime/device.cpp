@@ -1,7 +1,9 @@
 #include "device.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
@@ -17,15 +19,10 @@ namespace {
 constexpr size_t kPage = 4096;
 
 std::recursive_mutex mutex;
-std::map<void*, size_t> blocks;
-int opened = 0;
+std::map<const char*, twin::Range> blocks;  // by their addresses
 thread_local std::string message;
 
 size_t whole_pages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
-
-void protect(int protection) {
-  for (const auto& [address, bytes] : blocks) mprotect(address, whole_pages(bytes), protection);
-}
 
 // Asked each time: a forked test sets it for itself.
 bool delayed() {
@@ -41,36 +38,52 @@ int report(Error code, const std::string& text) {
 }
 const char* recent_message() { return message.c_str(); }
 
+// The same pages twice: without any access at their device address, and where copies and kernels find them.
 void* allocate(size_t bytes) {
   std::lock_guard lock(mutex);
-  void* address = mmap(nullptr, whole_pages(bytes), opened ? PROT_READ | PROT_WRITE : PROT_NONE,
-                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (address == MAP_FAILED) return nullptr;
-  blocks[address] = bytes;
+  const size_t size = whole_pages(std::max<size_t>(bytes, 1));
+  const int file = memfd_create("device memory", MFD_CLOEXEC);
+  if (file < 0) return nullptr;
+  void* address = MAP_FAILED;
+  void* memory = MAP_FAILED;
+  if (ftruncate(file, off_t(size)) == 0) {
+    address = mmap(nullptr, size, PROT_NONE, MAP_SHARED | MAP_NORESERVE, file, 0);
+    memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
+  }
+  close(file);
+  if (address == MAP_FAILED || memory == MAP_FAILED) return nullptr;
+  const auto* begin = static_cast<const char*>(address);
+  blocks[begin] = {begin, bytes, static_cast<char*>(memory)};
   return address;
 }
 
 bool release(void* address) {
   std::lock_guard lock(mutex);
-  const auto block = blocks.find(address);
+  const auto block = blocks.find(static_cast<const char*>(address));
   if (block == blocks.end()) return false;
-  munmap(address, whole_pages(block->second));
+  const size_t size = whole_pages(std::max<size_t>(block->second.bytes, 1));
+  munmap(address, size);
+  munmap(block->second.memory, size);
   blocks.erase(block);
   return true;
 }
 
-std::vector<std::pair<const void*, size_t>> allocations() {
+std::vector<twin::Range> allocations() {
   std::lock_guard lock(mutex);
-  return {blocks.begin(), blocks.end()};
+  std::vector<twin::Range> ranges;
+  for (const auto& [address, range] : blocks) ranges.push_back(range);
+  return ranges;
 }
 
-Open::Open() {
-  mutex.lock();
-  if (opened++ == 0) protect(PROT_READ | PROT_WRITE);
-}
-Open::~Open() {
-  if (--opened == 0) protect(PROT_NONE);
-  mutex.unlock();
+char* memory_at(const void* address) {
+  std::lock_guard lock(mutex);
+  const auto* at = static_cast<const char*>(address);
+  auto block = blocks.upper_bound(at);
+  if (block != blocks.begin()) {
+    const twin::Range& range = std::prev(block)->second;
+    if (size_t(at - range.address) < range.bytes) return range.memory + (at - range.address);
+  }
+  return const_cast<char*>(at);
 }
 
 struct Stream {

@@ -5,8 +5,9 @@
 #include <cstdint>
 #include <functional>
 #include <string>
-#include <utility>
 #include <vector>
+
+#include "../twin/machine.h"
 
 namespace standin {
 
@@ -23,18 +24,13 @@ enum Error : int {
 int report(Error code, const std::string& message);
 const char* recent_message();
 
-// Device memory is host memory that only copies and kernels may touch: elsewhere an access is a segmentation fault.
+// Device memory has addresses at which every access is a segmentation fault: only copies and kernels know where it is.
 void* allocate(size_t bytes);
 bool release(void* address);
-std::vector<std::pair<const void*, size_t>> allocations();
+std::vector<twin::Range> allocations();  // in the order of their addresses
 
-// Opens device memory for a scope.
-class Open {
- public:
-  Open();
-  ~Open();
-  Open(const Open&) = delete;
-};
+// Where what has this address is: device memory, or the host's own.
+char* memory_at(const void* address);
 
 struct Stream;
 Stream* new_stream();

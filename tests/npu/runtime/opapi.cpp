@@ -117,7 +117,6 @@ struct Executor {
 };
 
 int copy(const Executor& job) {
-  const Open open;
   const int64_t count = job.to.count();
   const size_t item = job.to.item();
   for (int64_t i = 0; i < count; ++i) {
@@ -132,7 +131,6 @@ int copy(const Executor& job) {
 }
 
 int zero(const Executor& job) {
-  const Open open;
   const int64_t count = job.to.count();
   for (int64_t i = 0; i < count; ++i) std::memset(job.to.at(i, job.to.sizes), 0, job.to.item());
   return kOk;
@@ -150,7 +148,10 @@ int prepare(const void* to, const void* from, uint64_t* workspace, void** execut
 
 int start(void* executor, void* stream, int (*work)(const Executor&)) {
   const std::shared_ptr<Executor> job(static_cast<Executor*>(executor));
-  return enqueue(static_cast<Stream*>(stream), [=] { return work(*job); });
+  return enqueue(static_cast<Stream*>(stream), [=] {
+    for (Tensor* tensor : {&job->to, &job->from}) tensor->data = memory_at(tensor->data);
+    return work(*job);
+  });
 }
 
 }  // namespace

@@ -125,13 +125,15 @@ void nd2nz(const Matrix& to, char* from, int64_t item, const Nd2NzParams& p) {
     }
   const int64_t width = p.dValue * item, step = p.dstNzC0Stride * kC0Bytes;
   core().defer(kMTE2, tick, [=] {
-    for (const Row& row : rows)
+    for (const Row& row : rows) {
+      const char* source = core().global_memory(row.from, size_t(width));
       for (int64_t c = 0; c < blocks; ++c) {
         char* target = address(to, row.to + c * step);
         const int64_t bytes = std::min(kC0Bytes, width - c * kC0Bytes);
         std::memset(target, 0, size_t(kC0Bytes));
-        std::memcpy(target, row.from + c * kC0Bytes, size_t(bytes));
+        std::memcpy(target, source + c * kC0Bytes, size_t(bytes));
       }
+    }
   });
 }
 
@@ -254,10 +256,11 @@ void write_out(char* to, int64_t item, const Matrix& from, FromFloat narrow, con
   ++core().work().copies;
   core().work().copied_bytes += r.rows * r.columns * item;
   core().defer(kFix, tick, [=] {
-    for (int64_t row = 0; row < r.rows; ++row)
+    for (int64_t row = 0; row < r.rows; ++row) {
+      char* target = core().global_memory(to + row * r.target_stride * item, size_t(r.columns * item));
       for (int64_t edge = 0; edge < edges; ++edge)
-        narrow(reinterpret_cast<const float*>(address(from, at(row, edge))),
-               to + (row * r.target_stride + edge * kEdge) * item, width(edge));
+        narrow(reinterpret_cast<const float*>(address(from, at(row, edge))), target + edge * kEdge * item, width(edge));
+    }
   });
 }
 

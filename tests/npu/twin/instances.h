@@ -4,6 +4,7 @@
 
 #include "copy.h"
 #include "cube.h"
+#include "repeats.h"
 #include "select.h"
 #include "vector.h"
 
@@ -71,6 +72,19 @@ TWIN_INSTANCE void Duplicate(const LocalTensor<int32_t>&, int32_t, int32_t);
 TWIN_INSTANCE void ReduceSum(const LocalTensor<float>&, const LocalTensor<float>&, const LocalTensor<float>&, int32_t);
 TWIN_INSTANCE void ReduceMax(const LocalTensor<float>&, const LocalTensor<float>&, const LocalTensor<float>&, int32_t,
                              bool);
+
+#define TWIN_REPEATED(name, T)                                                                                      \
+  TWIN_INSTANCE void name(const LocalTensor<T>&, const LocalTensor<T>&, const LocalTensor<T>&, uint64_t, uint8_t, \
+                          const BinaryRepeatParams&);
+TWIN_REPEATED(Mul, float)
+TWIN_REPEATED(Max, int32_t)
+TWIN_REPEATED(And, uint16_t)
+#undef TWIN_REPEATED
+TWIN_INSTANCE void BlockReduceMax(const LocalTensor<float>&, const LocalTensor<float>&, int32_t, int32_t, int32_t, int32_t,
+                                  int32_t);
+TWIN_INSTANCE void BlockReduceSum(const LocalTensor<float>&, const LocalTensor<float>&, int32_t, int32_t, int32_t, int32_t,
+                                  int32_t);
+TWIN_INSTANCE void Brcb(const LocalTensor<float>&, const LocalTensor<float>&, uint8_t, const BrcbRepeatParams&);
 
 #define TWIN_CAST(To, From) \
   TWIN_INSTANCE void Cast(const LocalTensor<To>&, const LocalTensor<From>&, const RoundMode&, uint32_t);

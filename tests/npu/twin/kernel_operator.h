@@ -7,6 +7,7 @@
 #include "entry.h"
 #include "instances.h"
 #include "machine.h"
+#include "repeats.h"
 #include "select.h"
 #include "tensor.h"
 #include "types.h"

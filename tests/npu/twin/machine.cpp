@@ -51,15 +51,13 @@ Options options_from_environment() {
   return options;
 }
 
-void Global::allow(const void* begin, size_t bytes) {
-  const char* address = static_cast<const char*>(begin);
-  ranges_.push_back({address, address + bytes});
-}
-
-bool Global::allowed(const void* begin, size_t bytes) const {
-  const char* address = static_cast<const char*>(begin);
-  return std::any_of(ranges_.begin(), ranges_.end(),
-                     [&](const Range& range) { return address >= range.begin && address + bytes <= range.end; });
+char* Global::memory(const char* address, size_t bytes) const {
+  const auto next = std::upper_bound(ranges_.begin(), ranges_.end(), address,
+                                     [](const char* at, const Range& range) { return at < range.address; });
+  if (next == ranges_.begin()) return nullptr;
+  const Range& range = next[-1];
+  const size_t offset = size_t(address - range.address);
+  return offset + bytes <= range.bytes ? range.memory + offset : nullptr;
 }
 
 Ledger<Global::Record>& Global::page_of(uintptr_t address) {
@@ -72,10 +70,10 @@ Ledger<Global::Record>& Global::page_of(uintptr_t address) {
   return page.bytes;
 }
 
-void Global::forget() {
+void Global::start(std::vector<Range> ranges) {
   constexpr size_t kKept = 4096;
   if (pages_.size() > kKept) pages_.clear();
-  ranges_.clear();
+  ranges_ = std::move(ranges);
   ++launch_;
 }
 
@@ -200,7 +198,7 @@ bool Core::is_defined(Space space, size_t offset, size_t bytes) {
 }
 
 void Core::access_global(Pipe pipe, uint32_t tick, const char* address, size_t bytes, bool write) {
-  if (bytes > 0 && !global_.allowed(address, bytes)) fail("an access outside of all device memory");
+  global_memory(address, bytes);
   const auto check = [&](Global::Record& record, size_t byte) {
     const auto where = [&] { return " of byte " + std::to_string(byte) + " of a piece in global memory"; };
     if (record.writer >= 0 && record.writer != index_)
@@ -233,6 +231,12 @@ void Core::access_global(Pipe pipe, uint32_t tick, const char* address, size_t b
   }
 }
 
+char* Core::global_memory(const char* address, size_t bytes) const {
+  char* const memory = global_.memory(address, bytes);
+  if (!memory && bytes > 0) fail("an access outside of all device memory");
+  return memory;
+}
+
 void Core::copy(Pipe pipe, const char* name, const Copy& copy) {
   const uint32_t tick = issue(pipe, name);
   ++work_.copies;
@@ -261,7 +265,7 @@ void Core::complete(Pipe pipe, uint32_t tick) {
 void Core::move(const Copy& copy) {
   char* bytes = data(copy.space);
   for (int64_t i = 0; i < copy.pieces; ++i) {
-    char* global = copy.global + i * copy.global_step;
+    char* global = global_memory(copy.global + i * copy.global_step, size_t(copy.length));
     char* local = bytes + copy.local + i * copy.local_step;
     if (copy.to_global) {
       std::memcpy(global, local, size_t(copy.length));
@@ -342,16 +346,14 @@ Core& core() {
 }
 
 std::string launch(int arch_number, Kind kind, int blocks, const Options& options,
-                   const std::vector<std::pair<const void*, size_t>>& ranges, void (*kernel)(const void*),
-                   const void* data, Work& busiest) {
+                   std::vector<Range> ranges, void (*kernel)(const void*), const void* data, Work& busiest) {
   if (blocks < 1 || blocks > kMaxBlocks) return "a launch of " + std::to_string(blocks) + " blocks";
   std::vector<int> order(static_cast<size_t>(blocks));
   std::iota(order.begin(), order.end(), 0);
   std::shuffle(order.begin(), order.end(), std::mt19937_64(options.seed));
   static thread_local Global global;  // both are large: kept from launch to launch
   static thread_local std::map<int, std::unique_ptr<Core>> cores;
-  global.forget();
-  for (const auto& [begin, bytes] : ranges) global.allow(begin, bytes);
+  global.start(std::move(ranges));
   std::string fault;
   try {
     std::unique_ptr<Core>& core = cores[arch_number];

@@ -78,14 +78,18 @@ struct Copy {
   uint64_t fill = 0;
 };
 
+// A piece of device memory: where kernels see it, and where the model reads and writes it.
+struct Range {
+  const char* address;
+  size_t bytes;
+  char* memory;
+};
+
 // Global memory as all cores of a launch see it.
 class Global {
  public:
-  struct Range {
-    const char *begin, *end;
-  };
-  void allow(const void* begin, size_t bytes);
-  bool allowed(const void* begin, size_t bytes) const;
+  // The memory of `bytes` bytes; nullptr if they are not all in one range.
+  char* memory(const char* address, size_t bytes) const;
 
   struct Record {
     int32_t writer = -1, reader = -1;  // cores; kMany: several readers
@@ -96,7 +100,7 @@ class Global {
   static constexpr int32_t kMany = -2;
   static constexpr uintptr_t kPage = 4096;
   Ledger<Record>& page_of(uintptr_t address);  // of kPage bytes, the first at a multiple of kPage
-  void forget();                     // all accesses and ranges, for a new launch
+  void start(std::vector<Range> ranges);       // of a launch, in the order of their addresses
 
  private:
   struct Page {
@@ -125,6 +129,7 @@ class Core {
   void mark_undefined(Space space, size_t offset, size_t bytes);
   bool is_defined(Space space, size_t offset, size_t bytes);
   void access_global(Pipe pipe, uint32_t tick, const char* address, size_t bytes, bool write);
+  char* global_memory(const char* address, size_t bytes) const;
   void copy(Pipe pipe, const char* name, const Copy& copy);
   // What the instruction does to memory, for when somebody waits for it.
   void defer(Pipe pipe, uint32_t tick, std::function<void()> effect) { pending_[pipe].push_back({tick, std::move(effect)}); }
@@ -198,10 +203,9 @@ class Core {
 Core& core();
 
 // Runs `kernel(data)` on `blocks` cores, one after the other in an order drawn from the seed. The kernel may touch the
-// given ranges of memory. Returns what went wrong first, or an empty string; `busiest` is the work of the core that did
+// given ranges of memory, which are in the order of their addresses. Returns what went wrong first, or an empty string; `busiest` is the work of the core that did
 // most of each kind.
 std::string launch(int arch_number, Kind kind, int blocks, const Options& options,
-                   const std::vector<std::pair<const void*, size_t>>& ranges, void (*kernel)(const void*),
-                   const void* data, Work& busiest);
+                   std::vector<Range> ranges, void (*kernel)(const void*), const void* data, Work& busiest);
 
 }  // namespace twin

@@ -35,7 +35,7 @@ const char* scalar(const char* data, uint64_t bytes, uint64_t offset, size_t ite
   const uint32_t tick = core().issue(twin::kS, "GetValue of global memory");
   require_global(bytes, offset, item);
   core().access_global(twin::kS, tick, data + offset, item, false);
-  return data + offset;
+  return core().global_memory(data + offset, item);
 }
 
 void require_global(uint64_t bytes, uint64_t offset, uint64_t count) {

@@ -234,18 +234,16 @@ namespace detail {
 
 // Repeats of 256 bytes, each folded as a binary tree of neighbours; their results one after the other.
 template <typename T>
-float reduce(const LocalTensor<T>& from, int32_t count, float (*f)(float, float)) {
-  constexpr int kRepeat = 256 / sizeof(T);
-  const T* in = from.raw();
+float reduce(const T* in, int64_t count, float (*f)(float, float)) {
+  constexpr int64_t kRepeat = 256 / sizeof(T);
   float total = 0;
-  for (int32_t begin = 0; begin < count; begin += kRepeat) {
-    std::vector<float> values;
-    for (int32_t i = begin; i < std::min(count, begin + kRepeat); ++i) values.push_back(twin::to_float(in[i]));
-    while (values.size() > 1) {
-      const size_t pairs = values.size() / 2;
-      for (size_t i = 0; i < pairs; ++i) values[i] = f(values[2 * i], values[2 * i + 1]);
-      if (values.size() % 2) values[pairs] = values.back();
-      values.resize((values.size() + 1) / 2);
+  for (int64_t begin = 0; begin < count; begin += kRepeat) {
+    float values[kRepeat];
+    int64_t left = std::min(count - begin, kRepeat);
+    for (int64_t i = 0; i < left; ++i) values[i] = twin::to_float(in[begin + i]);
+    for (; left > 1; left = (left + 1) / 2) {
+      for (int64_t i = 0; i < left / 2; ++i) values[i] = f(values[2 * i], values[2 * i + 1]);
+      if (left % 2) values[left / 2] = values[left - 1];
     }
     total = begin == 0 ? values[0] : f(total, values[0]);
   }
@@ -288,7 +286,7 @@ void ReduceSum(const LocalTensor<T>& to, const LocalTensor<T>& from, const Local
   const int64_t repeats = std::max<int64_t>(1, int64_t(count) * int64_t(sizeof(T)) / 256);
   const uint32_t tick =
       detail::begin_reduction("ReduceSum", from, work, count, detail::up_to_blocks(repeats, sizeof(T)));
-  const float sum = detail::reduce<T>(from, count, [](float x, float y) { return x + y; });
+  const float sum = detail::reduce<T>(from.raw(), count, [](float x, float y) { return x + y; });
   detail::write(tick, to, 1, sizeof(T));
   to.raw()[0] = twin::from_float<T>(sum);
 }
@@ -300,7 +298,7 @@ void ReduceMax(const LocalTensor<T>& to, const LocalTensor<T>& from, const Local
                bool indexed = false) {
   const uint32_t tick =
       detail::begin_reduction("ReduceMax", from, work, count, detail::space_of_pairs<T>(count, indexed));
-  const float most = detail::reduce<T>(from, count, [](float x, float y) { return x < y ? y : x; });
+  const float most = detail::reduce<T>(from.raw(), count, [](float x, float y) { return x < y ? y : x; });
   std::conditional_t<sizeof(T) == 4, uint32_t, uint16_t> place = 0;
   while (int32_t(place) < count && twin::to_float(from.raw()[place]) != most) ++place;
   for (int32_t i = 0; i < count; ++i)
