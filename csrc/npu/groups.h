@@ -9,6 +9,7 @@
 namespace deepinfer::npu {
 
 constexpr int32_t kLanesOfBlock = 8, kLanesOfRepeat = 64;  // floats
+constexpr int32_t kMostRepeats = 255;  // of an instruction, and blocks from repeat to repeat
 
 // Powers of two, that folding in pairs of blocks ends at one block; eight groups, that there is room for their ends in
 // half of what they take; strides of at most 255 blocks.
@@ -19,10 +20,9 @@ __aicore__ inline bool folds_together(int32_t groups, int32_t size) {
 // Calls instruction(first, repeats, lanes) for `count` lanes in whole repeats, and for what is left of them.
 template <typename Instruction>
 __aicore__ inline void for_repeats(int32_t count, Instruction instruction) {
-  constexpr int32_t kMost = 255;
   const int32_t whole = count / kLanesOfRepeat;
-  for (int32_t first = 0; first < whole; first += kMost)
-    instruction(first, whole - first < kMost ? whole - first : kMost, kLanesOfRepeat);
+  for (int32_t first = 0; first < whole; first += kMostRepeats)
+    instruction(first, whole - first < kMostRepeats ? whole - first : kMostRepeats, kLanesOfRepeat);
   if (count % kLanesOfRepeat) instruction(whole, 1, count % kLanesOfRepeat);
 }
 
@@ -68,6 +68,11 @@ __aicore__ inline LocalTensor<float> fold_magnitudes(const LocalTensor<float>& v
   return folded.template ReinterpretCast<float>();
 }
 
+// So many values, up to whole repeats of spread().
+__aicore__ inline int32_t up_to_repeats(int32_t values) {
+  return (values + kLanesOfBlock - 1) / kLanesOfBlock * kLanesOfBlock;
+}
+
 // Each value to a block of its own.
 __aicore__ inline void spread(const LocalTensor<float>& to, const LocalTensor<float>& from, int32_t count) {
   const BrcbRepeatParams strides(1, 8);
@@ -76,17 +81,36 @@ __aicore__ inline void spread(const LocalTensor<float>& to, const LocalTensor<fl
   });
 }
 
+// Calls instruction(row, rows, column, lanes) for rows of `size` floats, up to 64 columns and 255 rows at once: each row is
+// a repeat.
+template <typename Instruction>
+__aicore__ inline void for_columns(int32_t rows, int32_t size, Instruction instruction) {
+  for (int32_t column = 0; column < size; column += kLanesOfRepeat) {
+    const int32_t lanes = size - column < kLanesOfRepeat ? size - column : kLanesOfRepeat;
+    for (int32_t row = 0; row < rows; row += kMostRepeats)
+      instruction(row, rows - row < kMostRepeats ? rows - row : kMostRepeats, column, lanes);
+  }
+}
+
 // Each group times its factor, of which there is a block.
 __aicore__ inline void scale_groups(const LocalTensor<float>& values, const LocalTensor<float>& factors, int32_t groups,
                                     int32_t size) {
   const uint8_t step = uint8_t(size / kLanesOfBlock);
   const BinaryRepeatParams strides(1, 1, 0, step, step, 1);
-  const int32_t lanes = size < kLanesOfRepeat ? size : kLanesOfRepeat;
-  for (int32_t begin = 0; begin < size; begin += lanes)
-    for_repeats(groups * kLanesOfRepeat, [&](int32_t first, int32_t repeats, int32_t) {
-      const LocalTensor<float> part = values[uint32_t(first * size + begin)];
-      Mul(part, part, factors[uint32_t(first * kLanesOfBlock)], uint64_t(lanes), uint8_t(repeats), strides);
-    });
+  for_columns(groups, size, [&](int32_t first, int32_t n, int32_t column, int32_t lanes) {
+    const LocalTensor<float> part = values[uint32_t(first * size + column)];
+    Mul(part, part, factors[uint32_t(first * kLanesOfBlock)], uint64_t(lanes), uint8_t(n), strides);
+  });
+}
+
+// Rows of `size` floats, `pitch` apart, times those of one row; to rows that lie `to_pitch` apart.
+__aicore__ inline void times_row(const LocalTensor<float>& to, int32_t to_pitch, const LocalTensor<float>& from,
+                                 int32_t pitch, const LocalTensor<float>& row, int32_t count, int32_t size) {
+  const BinaryRepeatParams strides(1, 1, 1, uint8_t(to_pitch / kLanesOfBlock), uint8_t(pitch / kLanesOfBlock), 0);
+  for_columns(count, size, [&](int32_t first, int32_t n, int32_t column, int32_t lanes) {
+    Mul(to[uint32_t(first * to_pitch + column)], from[uint32_t(first * pitch + column)], row[uint32_t(column)],
+        uint64_t(lanes), uint8_t(n), strides);
+  });
 }
 
 }  // namespace deepinfer::npu

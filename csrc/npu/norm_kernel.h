@@ -2,8 +2,8 @@
 // next one run, if the unified buffer has room for two. A row that does not fit at all is read twice, in chunks.
 //
 // Queues: rows in, residuals in, norms out, sums out. The vector pipe computes in float: square, fold each row to one
-// sum, scale. One scalar a row goes through the scalar unit, once for all rows of a tile. Bound by memory for long rows,
-// by the number of vector instructions (about 5 a row) for short ones.
+// sum, scale. Rows of up to 2040 share their instructions (row_norms.h); of longer ones, one scalar a row goes through the
+// scalar unit, once for all rows of a tile. Bound by memory for long rows, by the vector pipe for short ones.
 //
 // Rows may be quantised before they leave the core: then `out` are codes of whole rows, and the norm, rounded to its type
 // as if it had been written, goes through quantizer.h.
@@ -13,6 +13,7 @@
 
 #include "norm_tiling.h"
 #include "quantizer.h"
+#include "row_norms.h"
 
 namespace deepinfer::npu {
 
@@ -31,7 +32,7 @@ class RmsNorm {
                             const RmsNormTiling& tiling)
       : tiling_(tiling) {
     x_.init(x, tiling.x_bytes, tiling.x_rows);
-    const uint32_t elements = uint32_t(tiling.rows * tiling.pitch), row = uint32_t(tiling.pitch);
+    const uint32_t elements = uint32_t(tiling.rows * tiling.pitch);
     const uint8_t buffers = uint8_t(tiling.buffers);
     pipe_.InitBuffer(x_queue_, buffers, elements * sizeof(X));
     if constexpr (kQuantizes) {
@@ -58,30 +59,26 @@ class RmsNorm {
     }
     pipe_.InitBuffer(values_buffer_, elements * sizeof(float));
     pipe_.InitBuffer(squares_buffer_, elements * sizeof(float));
-    pipe_.InitBuffer(scales_buffer_, uint32_t(tiling.rows) * kBlockBytes);
-    pipe_.InitBuffer(ones_buffer_, uint32_t(tiling.rows) * kBlockBytes);
+    pipe_.InitBuffer(scales_buffer_, uint32_t(row_norm_bytes(tiling.rows)));
     pipe_.InitBuffer(total_buffer_, kLanes * sizeof(float));
     values_ = values_buffer_.template Get<float>();
     squares_ = squares_buffer_.template Get<float>();
     scales_ = scales_buffer_.template Get<float>();
-    ones_ = ones_buffer_.template Get<float>();
+    ones_ = scales_[uint32_t(tiling.rows * kSumStep)];
     total_ = total_buffer_.template Get<float>();
     if constexpr (kWeighted) {
-      weights_.SetGlobalBuffer((__gm__ Bits<W>*)weight, uint64_t(tiling.weight_bytes) / sizeof(W));
-      pipe_.InitBuffer(weight_queue_, 1, row * sizeof(W));
-      pipe_.InitBuffer(weight_buffer_, row * sizeof(float));
-      weight_ = weight_buffer_.template Get<float>();
+      weights_.init(pipe_, weight, tiling.weight_bytes, tiling.pitch);
     }
   }
 
   __aicore__ inline void run() {
     const int64_t tiles = (tiling_.x_rows.count + tiling_.rows - 1) / tiling_.rows;
-    Duplicate(ones_, 1.0f, tiling_.rows * kSumStep);
+    if (tiling_.pitch > kLongestShortRow) Duplicate(ones_, 1.0f, tiling_.rows * kSumStep);
     if (tiling_.chunk < tiling_.hidden_size) {
       for (int64_t row = GetBlockIdx(); row < tiles; row += GetBlockNum()) long_row(row);
       return;
     }
-    if constexpr (kWeighted) load_weight(0, tiling_.chunk);
+    if constexpr (kWeighted) weights_.load(0, tiling_.chunk);
     const bool ahead = tiling_.buffers > 1;
     int64_t tile = GetBlockIdx();
     if (ahead && tile < tiles) load(tile * tiling_.rows, rows_of(tile), 0, tiling_.chunk);
@@ -147,25 +144,6 @@ class RmsNorm {
     }
   }
 
-  // Rows of one piece, level by level: the sums are those of add_squares, in fewer instructions and barriers.
-  __aicore__ inline void sum_short_rows(int32_t count, int32_t width) {
-    Mul(squares_, values_, values_, count * tiling_.pitch);
-    PipeBarrier<PIPE_V>();
-    while (width > kLanes) {
-      const int32_t lower = whole_blocks<float>((width + 1) / 2);
-      for (int32_t i = 0; i < count; ++i) {
-        const LocalTensor<float> row = squares_[uint32_t(i * tiling_.pitch)];
-        Add(row, row, row[uint32_t(lower)], width - lower);
-      }
-      PipeBarrier<PIPE_V>();
-      width = lower;
-    }
-    for (int32_t i = 0; i < count; ++i) {
-      ReduceSum(scales_[uint32_t(i * kSumStep)], squares_[uint32_t(i * tiling_.pitch)], total_, width);
-      PipeBarrier<PIPE_V>();
-    }
-  }
-
   __aicore__ inline void begin_sum() {
     Duplicate(total_, 0.0f, kLanes);
     PipeBarrier<PIPE_V>();
@@ -190,52 +168,23 @@ class RmsNorm {
     hand_over<HardEvent::V_S>(pipe_);
   }
 
-  // values_ as float weights of this part of the row: 1 + w for one_plus.
-  __aicore__ inline void load_weight(int64_t begin, int32_t size) {
-    LocalTensor<Bits<W>> raw = weight_queue_.template AllocTensor<Bits<W>>();
-    DataCopyExtParams params;
-    params.blockLen = uint32_t(size) * uint32_t(sizeof(W));
-    DataCopyPad(raw, weights_[uint64_t(begin)], params, DataCopyPadExtParams<Bits<W>>{});
-    weight_queue_.EnQue(raw);
-    raw = weight_queue_.template DeQue<Bits<W>>();
-    Duplicate(weight_, 0.0f, tiling_.pitch);
-    PipeBarrier<PIPE_V>();
-    widen(weight_, raw.template ReinterpretCast<W>(), size);
-    weight_queue_.FreeTensor(raw);
-    PipeBarrier<PIPE_V>();
-    if constexpr (C::form == WeightForm::one_plus) {
-      Adds(weight_, weight_, 1.0f, tiling_.pitch);
-      PipeBarrier<PIPE_V>();
-    }
-  }
-
-  // Scales values_, applies the weight and writes the norm, with the roundings of the model's own code.
-  __aicore__ inline void finish(int64_t row, int32_t count, int64_t begin, int32_t size) {
-    const int32_t pitch = tiling_.pitch, width = whole_blocks<X>(size);
-    const int32_t elements = (count - 1) * pitch + width;
+  // Scales values_ row by row. The scales go through the scalar unit.
+  __aicore__ inline void scale_rows(int32_t count, int32_t width) {
     for (int32_t i = 0; i < count; ++i) {
-      const LocalTensor<float> values = values_[uint32_t(i * pitch)];
+      const LocalTensor<float> values = values_[uint32_t(i * tiling_.pitch)];
       Muls(values, values, scales_.GetValue(uint32_t(i * kSumStep)), width);
     }
     PipeBarrier<PIPE_V>();
+  }
+
+  // Applies the weight to the scaled values_ and writes the norm, with the roundings of the model's own code.
+  __aicore__ inline void finish(int64_t row, int32_t count, int64_t begin, int32_t size) {
+    const int32_t pitch = tiling_.pitch, width = whole_blocks<X>(size);
+    const int32_t elements = (count - 1) * pitch + width;
     LocalTensor<Out> out;
     if constexpr (kQuantizes) out = rounded_;
     else out = out_queue_.template AllocTensor<Out>();
-    if constexpr (C::form == WeightForm::cast_mul && sizeof(X) < sizeof(float)) {
-      const LocalTensor<X> rounded = out.template ReinterpretCast<X>();
-      narrow(rounded, values_, elements);
-      PipeBarrier<PIPE_V>();
-      widen(values_, rounded, elements);
-      PipeBarrier<PIPE_V>();
-    }
-    if constexpr (kWeighted) {
-      for (int32_t i = 0; i < count; ++i) {
-        const LocalTensor<float> values = values_[uint32_t(i * pitch)];
-        Mul(values, values, weight_, width);
-      }
-      PipeBarrier<PIPE_V>();
-    }
-    narrow(out, values_, elements);
+    weigh_rows<C::form, X>(out, values_, weights_.values(), count, width, pitch);
     if constexpr (kQuantizes) {
       PipeBarrier<PIPE_V>();
       widen(values_, out, elements);
@@ -247,7 +196,6 @@ class RmsNorm {
       out_.write(out, row, count, begin, size, pitch);
       out_queue_.FreeTensor(out);
     }
-    hand_over<HardEvent::S_V>(pipe_);  // the scales have been read
     PipeBarrier<PIPE_V>();
   }
 
@@ -264,19 +212,22 @@ class RmsNorm {
   __aicore__ inline void whole_rows(int64_t row, int32_t count) {
     const int32_t size = tiling_.chunk;
     take(row, count, 0, size);
-    Duplicate(scales_, 0.0f, tiling_.rows * kSumStep);
+    if (tiling_.pitch <= kLongestShortRow) {
+      normalize_rows(values_, squares_, scales_, count, tiling_.pitch, size, tiling_.eps);
+      finish(row, count, 0, size);
+      return;
+    }
     const int32_t width = whole_blocks<X>(size);
-    if (width <= RmsNormTiling::kPiece) {
-      sum_short_rows(count, width);
-    } else {
-      for (int32_t i = 0; i < count; ++i) {
-        begin_sum();
-        add_squares(values_[uint32_t(i * tiling_.pitch)], width);
-        end_sum(i);
-      }
+    Duplicate(scales_, 0.0f, tiling_.rows * kSumStep);
+    for (int32_t i = 0; i < count; ++i) {
+      begin_sum();
+      add_squares(values_[uint32_t(i * tiling_.pitch)], width);
+      end_sum(i);
     }
     make_scales(count);
+    scale_rows(count, width);
     finish(row, count, 0, size);
+    hand_over<HardEvent::S_V>(pipe_);  // the scales have been read
   }
 
   __aicore__ inline int32_t chunk_at(int64_t begin) const {
@@ -299,9 +250,11 @@ class RmsNorm {
     for (int64_t begin = 0; begin < tiling_.hidden_size; begin += tiling_.chunk) {
       const int32_t size = chunk_at(begin);
       reload(row, begin, size);
-      if constexpr (kWeighted) load_weight(begin, size);
+      if constexpr (kWeighted) weights_.load(begin, size);
+      scale_rows(1, whole_blocks<X>(size));
       finish(row, 1, begin, size);
     }
+    hand_over<HardEvent::S_V>(pipe_);
     if constexpr (kAdds) hand_over<HardEvent::MTE2_MTE3>(pipe_);
   }
 
@@ -335,13 +288,12 @@ class RmsNorm {
   Quantizer<C::code, C::scale> quantizer_;
   RowWriter<X> sum_;
   GlobalTensor<Bits<X>> again_;
-  GlobalTensor<Bits<W>> weights_;
+  RowWeights<W, C::form> weights_;
   TQue<TPosition::VECIN, 2> x_queue_, residual_queue_;
-  TQue<TPosition::VECIN, 1> weight_queue_;
   TQue<TPosition::VECOUT, 2> out_queue_, sum_queue_;
-  TBuf<TPosition::VECCALC> values_buffer_, squares_buffer_, scales_buffer_, ones_buffer_, total_buffer_, weight_buffer_;
+  TBuf<TPosition::VECCALC> values_buffer_, squares_buffer_, scales_buffer_, total_buffer_;
   TBuf<TPosition::VECCALC> rounded_buffer_, more_buffer_;
-  LocalTensor<float> values_, squares_, scales_, ones_, total_, weight_, more_;
+  LocalTensor<float> values_, squares_, scales_, ones_, total_, more_;
   LocalTensor<Out> rounded_;
 };
 

@@ -15,14 +15,15 @@ bool is_quantized(const RmsNormArgs& args) { return args.quantized.codes != null
 int64_t bytes_on_core(const RmsNormArgs& args, int64_t rows, int64_t pitch, int64_t buffers) {
   const int64_t x = size_of(args.dtype), out = size_of(args.out_dtype);
   const int64_t queues = x + out + (args.residual ? 2 * x : 0);
-  constexpr int64_t kFloats = 2 * 4, kScales = 2 * 32, kTotal = 64 * 4;
+  constexpr int64_t kFloats = 2 * 4, kTotal = 64 * 4;
   const int64_t weight = args.form == WeightForm::none ? 0 : pitch * (size_of(args.weight_dtype) + 4);
   // Codes take the place of the norm, which stays on the core.
   const bool quantizes = is_quantized(args);
   const int64_t codes = quantizes ? out + (args.quantized.code == Code::e2m1 ? 4 : 0) : 0;
   const int64_t scales = quantizes ? quantizer_bytes(rows * args.quantized.scales.across) : 0;
   const int64_t queued = quantizes ? queues - out + 1 : queues;
-  return rows * pitch * (buffers * queued + codes + kFloats) + rows * kScales + weight + scales + kTotal + kRounding;
+  return rows * pitch * (buffers * queued + codes + kFloats) + row_norm_bytes(rows) + weight + scales + kTotal +
+         kRounding;
 }
 
 }  // namespace

@@ -21,4 +21,7 @@ struct RmsNormTiling {
   static constexpr int32_t kPiece = 2048;
 };
 
+// Bytes for the sums of short rows (row_norms.h): two blocks a row, of eight rows each.
+constexpr int64_t row_norm_bytes(int64_t rows) { return (rows + 7) / 8 * 8 * 2 * 32; }
+
 }  // namespace deepinfer::npu

@@ -226,10 +226,6 @@ class Quantizer {
   __aicore__ inline void end() { hand_over<HardEvent::S_V>(*pipe_); }
 
  private:
-  __aicore__ static inline int32_t up_to_repeats(int32_t groups) {
-    return (groups + kLanesOfBlock - 1) / kLanesOfBlock * kLanesOfBlock;
-  }
-
   // Where `n` values of each kind lie, `step` from group to group; the last three are for groups that share instructions.
   __aicore__ inline void place(int32_t n, int32_t step) {
     step_ = step;

@@ -42,9 +42,22 @@ RopeTiling tile_rope(const RopeArgs& args, int tensor, const Chip& chip) {
   tiling.rotary_dim = int32_t(args.rotary_dim);
   tiling.columns = int32_t(args.columns);
 
-  const int64_t line = round_up(args.rotary_dim, 16) * (2 * table + 9 * 4 + item);
-  const int64_t row = round_up(args.head_size, 32 / item) * (4 * item + 4);
-  const int64_t room = (chip.buffer_bytes - kRounding - line) / row;
+  // Mirrors the buffers of rope_kernel.h.
+  const int64_t pitch = round_up(args.head_size, 32 / item), line = round_up(args.rotary_dim, 16);
+  constexpr int64_t kStridesReach = 255 * 8;
+  tiling.together = args.style == RopeStyle::half && args.rotary_dim % 16 == 0 && pitch <= kStridesReach;
+  int64_t fixed = line * (2 * table + 4 * 4 + 3 * 4), row = pitch * (4 * item + 4);
+  (tiling.together ? row : fixed) += line * (2 * 4 + item);
+  if (args.normed) {
+    tiling.eps = args.norm.eps;
+    if (args.norm.form != WeightForm::none) {
+      tiling.weight_bytes = args.head_size * size_of(args.norm.weight_dtype);
+      fixed += pitch * (size_of(args.norm.weight_dtype) + 4);
+    }
+    fixed += row_norm_bytes(1);
+    row += pitch * 4 + row_norm_bytes(8) / 8;
+  }
+  const int64_t room = (chip.buffer_bytes - kRounding - fixed) / row;
   tiling.rows = int32_t(std::min({room, kMostRows, std::max<int64_t>(x.in_rows.count, 1)}));
   return tiling;
 }

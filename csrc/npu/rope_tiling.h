@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../ops/rope.h"
+#include "norm_tiling.h"
 
 namespace deepinfer::npu {
 
@@ -14,6 +15,9 @@ struct RopeTiling {
   int32_t head_size, rotary_dim, columns;
   int32_t rows;       // of a tile, all of one group
   int32_t positioned;  // 1: the rows of the tables are chosen by positions
+  int32_t together;    // 1: the rows of a tile share their instructions
+  int64_t weight_bytes;  // of a norm in front of the rotation
+  float eps;
 };
 
 }  // namespace deepinfer::npu

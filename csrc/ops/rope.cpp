@@ -208,7 +208,7 @@ std::tuple<Tensor, Tensor> rotary_embedding(const Tensor& q, const std::optional
 // Whether a kernel norms and rotates in one go: it holds a row in a type that the norm does not change.
 bool is_one_kernel(const RopeArgs& args, const Tensor& q, ScalarType normed) {
   if (normed != q.scalar_type() || args.head_size > RopeNorm::kMostHeadSize) return false;
-  return q.is_cpu() || (q.is_cuda() && cuda::norms_rows(args));
+  return q.is_cpu() || is_npu(q) || (q.is_cuda() && cuda::norms_rows(args));
 }
 
 std::tuple<Tensor, Tensor> qk_norm_rope(const Tensor& q, const std::optional<Tensor>& k,

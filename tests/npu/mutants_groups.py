@@ -5,12 +5,12 @@ from mutant import WRONG_VALUES, Mutant
 
 MUTANTS = {
     "groups: signs cleared of all but the last repeats": Mutant(
-        "groups.h", "for (int32_t first = 0; first < whole; first += kMost)",
-        "for (int32_t first = 0; first + kMost <= whole; first += kMost)",
+        "groups.h", "for (int32_t first = 0; first < whole; first += kMostRepeats)",
+        "for (int32_t first = 0; first + kMostRepeats <= whole; first += kMostRepeats)",
         "Max: a read of byte .* that nothing has written", calls.quant_groups,
     ),
     "groups: more repeats than an instruction takes": Mutant(
-        "groups.h", "constexpr int32_t kMost = 255;", "constexpr int32_t kMost = 256;", "repeatTime is 0",
+        "groups.h", "kMostRepeats = 255;", "kMostRepeats = 256;", "repeatTime is 0",
         calls.quant_groups_many,
     ),
     "groups: pairs folded before their signs are cleared": Mutant(

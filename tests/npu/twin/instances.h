@@ -76,6 +76,7 @@ TWIN_INSTANCE void ReduceMax(const LocalTensor<float>&, const LocalTensor<float>
 #define TWIN_REPEATED(name, T)                                                                                      \
   TWIN_INSTANCE void name(const LocalTensor<T>&, const LocalTensor<T>&, const LocalTensor<T>&, uint64_t, uint8_t, \
                           const BinaryRepeatParams&);
+TWIN_REPEATED(Add, float)
 TWIN_REPEATED(Mul, float)
 TWIN_REPEATED(Max, int32_t)
 TWIN_REPEATED(And, uint16_t)
@@ -83,6 +84,8 @@ TWIN_REPEATED(And, uint16_t)
 TWIN_INSTANCE void BlockReduceMax(const LocalTensor<float>&, const LocalTensor<float>&, int32_t, int32_t, int32_t, int32_t,
                                   int32_t);
 TWIN_INSTANCE void BlockReduceSum(const LocalTensor<float>&, const LocalTensor<float>&, int32_t, int32_t, int32_t, int32_t,
+                                  int32_t);
+TWIN_INSTANCE void WholeReduceSum(const LocalTensor<float>&, const LocalTensor<float>&, int32_t, int32_t, int32_t, int32_t,
                                   int32_t);
 TWIN_INSTANCE void Brcb(const LocalTensor<float>&, const LocalTensor<float>&, uint8_t, const BrcbRepeatParams&);
 

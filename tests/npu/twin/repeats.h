@@ -106,6 +106,7 @@ void reduce_blocks(const char* name, const LocalTensor<T>& to, const LocalTensor
     static_assert(allowed<T>, #name " does not take this element type");                                        \
     detail::repeated(#name, to, left, right, mask, repeats, params, [](auto x, auto y) { return expression; }); \
   }
+TWIN_REPEATED(Add, detail::is_arithmetic, x + y)
 TWIN_REPEATED(Mul, detail::is_arithmetic, x * y)
 TWIN_REPEATED(Max, detail::is_arithmetic, x < y ? y : x)
 TWIN_REPEATED(And, detail::is_word, x & y)
@@ -122,6 +123,31 @@ void BlockReduceSum(const LocalTensor<T>& to, const LocalTensor<T>& from, int32_
                     int32_t to_repeat, int32_t from_block, int32_t from_repeat) {
   detail::reduce_blocks("BlockReduceSum", to, from, repeats, mask, to_repeat, from_block, from_repeat,
                         [](float x, float y) { return x + y; });
+}
+
+// Each repeat to one element; `to_repeat` counts elements.
+template <typename T>
+void WholeReduceSum(const LocalTensor<T>& to, const LocalTensor<T>& from, int32_t mask, int32_t repeats,
+                    int32_t to_repeat, int32_t from_block, int32_t from_repeat) {
+  static_assert(detail::is_floating<T>);
+  constexpr int32_t kLanes = int32_t(detail::kBlockBytes / sizeof(T));
+  const uint32_t tick = twin::core().issue(twin::kV, "WholeReduceSum");
+  detail::check_repeats(repeats);
+  if (mask < 1 || mask > 8 * kLanes || mask % kLanes) twin::core().fail("parts of a block are not modelled");
+  if (from_block != 1) twin::core().fail("not modelled");
+  const detail::Blocks in{repeats, mask / kLanes, 1, from_repeat};
+  to.require(size_t((repeats - 1) * to_repeat + 1) * sizeof(T), sizeof(T));
+  detail::access_blocks(tick, from.place(), in, detail::kBlockBytes, false);
+  detail::count_repeats(256 * int64_t(repeats));
+  std::vector<T> sums;
+  for (int64_t i = 0; i < repeats; ++i)
+    sums.push_back(twin::from_float<T>(detail::reduce<T>(
+        detail::block_at(from.raw(), in, i * in.of_repeat), mask, [](float x, float y) { return x + y; })));
+  for (int64_t i = 0; i < repeats; ++i) {
+    const size_t at = to.offset() + size_t(i * to_repeat) * sizeof(T);
+    twin::core().access(twin::kV, tick, to.space(), at, sizeof(T), true);
+    to.raw()[i * to_repeat] = sums[size_t(i)];
+  }
 }
 
 // Eight elements a repeat, each to a block of its own.
