@@ -66,7 +66,7 @@ def test_compiler_that_fails(tmp_path, script, message):
         shutil.copy2(Path(os.environ["ASCEND_HOME_PATH"]) / "bin" / name, tmp_path)
     (tmp_path / "bisheng").write_text(f'#!/bin/sh\n[ "$1" = --version ] && {{ echo one; exit 0; }}\n{script}\n')
     environment = {"DEEPINFER_BISHENG": str(tmp_path / "bisheng"), "DEEPINFER_CACHE_DIR": str(tmp_path / "cache")}
-    with pytest.raises(RuntimeError, match=f"compiling the kernel rms_norm for dav-3510(.|\n)*{message}"):
+    with pytest.raises(RuntimeError, match=f"compiling the kernel rms_norm for dav-\\d+(.|\n)*{message}"):
         Child(calls.norm, environment).result()
 
 
@@ -194,7 +194,7 @@ def test_calls_that_the_stand_in_lacks_are_errors():
     import torch_npu
 
     x = torch.randn(2, 64).npu()
-    with pytest.raises(RuntimeError, match="aclnnRmsNorm"):
+    with pytest.raises(RuntimeError, match=r"aclnnRmsNorm|aclopCompileAndExecute is not modelled"):
         torch_npu.npu_rms_norm(x, torch.ones(64).npu())
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import calls
 import mutants_gemm
 import mutants_groups
+import mutants_rows
 import mutants_topk
 import pytest
 from forking import Child
@@ -23,13 +24,12 @@ V_BARRIER = "\n    PipeBarrier<PIPE_V>();"
 
 MUTANTS = {
     "norm: barrier after the squares": Mutant(
-        "norm_kernel.h", "Mul(squares_, values_, values_, count * tiling_.pitch);" + V_BARRIER,
-        "Mul(squares_, values_, values_, count * tiling_.pitch);",
-        r"Add: a (read|write) of byte \d+ on pipe V is not ordered after a write on pipe V", calls.norm,
+        "norm_kernel.h", "Mul(squares_, values, values, size);" + V_BARRIER, "Mul(squares_, values, values, size);",
+        r"Add: a (read|write) of byte \d+ on pipe V is not ordered after a write on pipe V", calls.norm_full,
     ),
     "norm: scalar read before the vector pipe is done": Mutant(
         "norm_kernel.h", "hand_over<HardEvent::V_S>(pipe_);", "",
-        "GetValue: a read of byte .* on pipe S is not ordered after a write on pipe V", calls.norm,
+        "GetValue: a read of byte .* on pipe S is not ordered after a write on pipe V", calls.norm_full,
     ),
     "norm: vector write before the scalar read is over": Mutant(
         "norm_kernel.h", "hand_over<HardEvent::S_V>(pipe_);", "",
@@ -40,8 +40,7 @@ MUTANTS = {
         "AllocTensor: the queue has no free buffer", calls.norm_full,
     ),
     "norm: tensor freed twice": Mutant(
-        "norm_kernel.h", "    weight_queue_.FreeTensor(raw);\n",
-        "    weight_queue_.FreeTensor(raw);\n    weight_queue_.FreeTensor(raw);\n",
+        "row_norms.h", "    queue_.FreeTensor(raw);\n", "    queue_.FreeTensor(raw);\n    queue_.FreeTensor(raw);\n",
         "FreeTensor: a tensor is freed that nobody holds", calls.norm,
     ),
     "norm: result copied out before it is queued": Mutant(
@@ -66,8 +65,8 @@ MUTANTS = {
         "Add: the destination overlaps a source in part", calls.norm_long,
     ),
     "norm: a stray element beside those written": Mutant(
-        "norm_kernel.h", "widen(weight_, raw.template ReinterpretCast<W>(), size);",
-        "widen(weight_, raw.template ReinterpretCast<W>(), size + 1);",
+        "row_norms.h", "widen(values_, raw.template ReinterpretCast<W>(), size);",
+        "widen(values_, raw.template ReinterpretCast<W>(), size + 1);",
         "Cast: a read of byte .*, undefined padding", calls.norm,
     ),
     "norm: sums read again before they are written": Mutant(
@@ -255,8 +254,8 @@ MUTANTS = {
     ),
     "rope: products added while they are made": Mutant(
         "rope_kernel.h", "      Mul(partner_, partner_, sin_, dim);\n      PipeBarrier<PIPE_V>();\n",
-        "      Mul(partner_, partner_, sin_, dim);\n", "Add: a read of byte .* on pipe V is not ordered",
-        calls.rope_floats,
+        "      Mul(partner_, partner_, sin_, dim);\n", "(Cast|Add): a read of byte .* on pipe V is not ordered",
+        calls.rope,
     ),
     "router: a key taken out before the reductions have read it": Mutant(
         "moe_router_kernel.h", "        PipeBarrier<PIPE_V>();\n      }\n      hand_over<HardEvent::V_S>(pipe_);\n"
@@ -289,18 +288,18 @@ MUTANTS = {
     ),
     "rows: event id 9": Mutant(
         "rows.h", "SetFlag<event>(id);\n  WaitFlag<event>(id);", "SetFlag<event>(9);\n  WaitFlag<event>(9);",
-        "SetFlag: event ids are 0 to 7, got 9", calls.norm,
+        "SetFlag: event ids are 0 to 7, got 9", calls.norm_full,
     ),
     "rows: flag set twice": Mutant(
         "rows.h", "  SetFlag<event>(id);\n", "  SetFlag<event>(id);\n  SetFlag<event>(id);\n",
-        "SetFlag: a flag is set twice without a wait", calls.norm,
+        "SetFlag: a flag is set twice without a wait", calls.norm_full,
     ),
-    "norm: flag without a wait": Mutant(
-        "norm_kernel.h", "hand_over<HardEvent::S_V>(pipe_);", "SetFlag<HardEvent::S_V>(0);",
-        "end of kernel: a flag was set and never waited for: S to V, event 0", calls.norm,
+    "quant: flag without a wait": Mutant(
+        "quantizer.h", "hand_over<HardEvent::S_V>(*pipe_); }", "SetFlag<HardEvent::S_V>(0); }",
+        "end of kernel: a flag was set and never waited for: S to V, event 0", calls.quant,
     ),
     "rows: wait without a flag": Mutant(
-        "rows.h", "  SetFlag<event>(id);\n", "", "would wait for ever", calls.norm,
+        "rows.h", "  SetFlag<event>(id);\n", "", "would wait for ever", calls.norm_full,
     ),
     "rows: padding left undefined": Mutant(
         "rows.h", "padding.isPad = true;", "padding.isPad = false;", "undefined padding", calls.norm,
@@ -320,6 +319,7 @@ MUTANTS = {
     ),
     **mutants_gemm.MUTANTS,
     **mutants_groups.MUTANTS,
+    **mutants_rows.MUTANTS,
     **mutants_topk.MUTANTS,
 }  # fmt: skip
 
@@ -370,4 +370,4 @@ def test_the_compiler_adds_vector_barriers(tmp_path):
     """With its default synchronisation, a missing barrier within the vector pipe is no fault."""
     folder_with(MUTANTS["norm: barrier after the squares"], tmp_path / "csrc")
     environment = {"DEEPINFER_SOURCE_DIR": str(tmp_path / "csrc"), "DEEPINFER_TWIN_MODE": "autosync"}
-    Child(calls.norm, environment).result()
+    Child(calls.norm_full, environment).result()
