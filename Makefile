@@ -1,7 +1,7 @@
 # The two commands of the README. Each sets up what it needs in .venv and says what it does.
 #   make demo   compile a real model with backend="deepinfer" and print what it brings
 #   make test   build, lint, type-check and test
-#   make test-npu   the tests of NPU kernels on a stand-in for an NPU; `make test` runs a twentieth of them
+#   make test-npu   the tests of NPU kernels on a stand-in for NPUs of two kinds; `make test` runs a twentieth of them
 #   make test-old   the tests of the compile backend with the oldest supported torch and transformers
 # Also: make bench, make wheel, make clean. ARGS="..." is passed on to what runs.
 # Choose another interpreter or version: make PYTHON=python3.12 TORCH="torch==2.12.*" TRANSFORMERS="transformers==5.17.*"
@@ -15,9 +15,9 @@ NPU_TORCH ?= torch==2.13.0+cpu torch_npu==2.13.0
 NPU_VENV ?= .venv-npu
 NPU_SAMPLE ?= 1
 # Two halves of about the same time, which run beside each other: the model of a core takes one processor core.
-NPU_TESTS := tests/npu $(addprefix tests/test_, $(addsuffix .py, gemm topk rope rope_qk_norm))
-NPU_MORE_TESTS := $(addprefix tests/test_, $(addsuffix .py, norm norm_quant activation activation_quant quant \
-	quant_formats moe_dispatch moe_router moe_scaled))
+NPU_TESTS := tests/npu $(addprefix tests/test_, $(addsuffix .py, gemm topk norm norm_quant rope))
+NPU_MORE_TESTS := $(addprefix tests/test_, $(addsuffix .py, activation activation_quant quant quant_formats \
+	moe_dispatch moe_router moe_scaled rope_qk_norm))
 NPU_LOG := build/npu/more_tests.log
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -65,11 +65,14 @@ $(NPU_VENV)/torch.done:
 	@touch $@
 
 NPU_PYTEST = $(NPU_VENV)/bin/python tests/npu/standin.py -m pytest -m "npu and not slow" --npu-sample $(NPU_SAMPLE)
+npu_on_both_chips = DEEPINFER_STANDIN_SOC=Ascend950PR_9599 $(NPU_PYTEST) $(1) && \
+	DEEPINFER_STANDIN_SOC=Ascend910B1 $(NPU_PYTEST) $(1)
 test-npu: install $(NPU_VENV)/torch.done
 	@echo "==> NPU tests: torch_npu on a stand-in runtime, kernels on a host model; nothing runs on Ascend silicon"
 	$(NPU_VENV)/bin/python tests/npu/standin.py -c ""
 	$(if $(ARGS),$(NPU_PYTEST) $(NPU_TESTS) $(NPU_MORE_TESTS) $(ARGS),\
-	  $(NPU_PYTEST) $(NPU_MORE_TESTS) > $(NPU_LOG) 2>&1 & more=$$!; $(NPU_PYTEST) $(NPU_TESTS); first=$$?; \
+	  ($(call npu_on_both_chips,$(NPU_MORE_TESTS))) > $(NPU_LOG) 2>&1 & more=$$!; \
+	  $(call npu_on_both_chips,$(NPU_TESTS)); first=$$?; \
 	  wait $$more; more=$$?; cat $(NPU_LOG); [ $$first = 0 ] && [ $$more = 0 ])
 
 # The oldest versions that are supported, beside the newest of `make test`; with the library that is built already.

@@ -44,7 +44,7 @@ jit::AscendKernels<MoeRouterConfig> kernels(describe, samples);
 
 }  // namespace
 
-int64_t most_router_experts() { return kMostRouterExperts; }
+bool router_fits(const MoeRouterArgs& args, int device) { return router_fits(args, chip_of(device)); }
 
 void moe_router(const MoeRouterArgs& args, int device) {
   const Chip chip = chip_of(device);

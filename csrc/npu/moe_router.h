@@ -4,7 +4,8 @@
 
 namespace deepinfer::npu {
 
-int64_t most_router_experts();
+// Whether the scores of a token fit a core.
+bool router_fits(const MoeRouterArgs& args, int device);
 
 // On torch's current stream of the device. The bias is of float32.
 void moe_router(const MoeRouterArgs& args, int device);

@@ -83,9 +83,9 @@ QuantTiling tile_quantize(const QuantizeArgs& args, const Chip& chip) {
   // x and codes twice; two floats an element, or three.
   const bool more = args.given || args.code == Code::e2m1 || blocks.block_columns == 1;
   const int64_t element = 2 * item + 2 + (more ? 3 : 2) * 4, alignment = code_alignment(args.code);
-  const int64_t room = chip.buffer_bytes - kRounding - quantizer_bytes(0);
+  const int64_t room = chip.buffer_bytes - kRounding - quantizer_bytes(0) - 7 * kGroupBytes;
   if (blocks.block_columns == 1) cut_columns(tiling, room, element, kColumnBytes, alignment);
-  else cut(tiling, room, element, quantizer_bytes(1) - quantizer_bytes(0), alignment, chip.cores);
+  else cut(tiling, room, element, kGroupBytes, alignment, chip.cores);
   return tiling;
 }
 
@@ -99,9 +99,9 @@ QuantTiling tile_dequantize(const DequantizeArgs& args, const Chip& chip) {
   // Codes and results twice; two floats an element, or three.
   const bool more = args.code == Code::e2m1 || blocks.block_columns == 1;
   const int64_t element = 2 * item + 2 + (more ? 3 : 2) * 4, alignment = code_alignment(args.code);
-  const int64_t room = chip.buffer_bytes - kRounding - quantizer_bytes(0);
+  const int64_t room = chip.buffer_bytes - kRounding - quantizer_bytes(0) - 7 * kGroupBytes;
   if (blocks.block_columns == 1) cut_columns(tiling, room, element, kColumnBytes, alignment);
-  else cut(tiling, room, element, quantizer_bytes(1) - quantizer_bytes(0), alignment, chip.cores);
+  else cut(tiling, room, element, kGroupBytes, alignment, chip.cores);
   return tiling;
 }
 

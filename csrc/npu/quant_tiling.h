@@ -21,7 +21,8 @@ struct QuantTiling {
 // Elements from row to row on the core are a multiple of this, so that their codes are whole blocks of 32 bytes.
 constexpr int32_t code_alignment(Code code) { return code == Code::e2m1 ? 64 : 32; }
 
-// Bytes that a Quantizer takes on the core, for so many groups.
-constexpr int64_t quantizer_bytes(int64_t groups) { return (groups + 7) / 8 * 8 * 4 * 32 + 3 * 64 * 4 + 32; }
+// Bytes that a Quantizer takes on the core: for a group, of which there are eight at a time, and for all of them.
+constexpr int64_t kGroupBytes = 4 * 32;
+constexpr int64_t quantizer_bytes(int64_t groups) { return (groups + 7) / 8 * 8 * kGroupBytes + 3 * 64 * 4 + 32; }
 
 }  // namespace deepinfer::npu

@@ -101,8 +101,8 @@ std::tuple<Tensor, Tensor> moe_router(const Tensor& logits, int64_t topk, const 
   if (logits.is_cuda()) {
     cuda::moe_router(args, logits.get_device_index());
   } else if (is_npu(logits)) {
-    DI_CHECK(args.num_experts <= npu::most_router_experts(), op, ": at most ", npu::most_router_experts(),
-             " experts on an NPU, got ", args.num_experts);
+    DI_CHECK(npu::router_fits(args, logits.get_device_index()), op, ": the scores of ", args.num_experts,
+             " experts and ", args.topk, " choices do not fit a core of this NPU");
     npu::moe_router(args, logits.get_device_index());
   } else {
     cpu::parallel(cpu::moe_router, args, tokens, args.num_experts * 4);

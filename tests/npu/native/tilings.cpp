@@ -30,7 +30,7 @@ extern "C" void norm_tiling(int dtype, int weight, int out, int form, int add, i
   for (int i = 0; i < 7; ++i) result[i] = values[i];
 }
 
-// result: tokens, pitch, choices, buffers, work, blocks
+// result: tokens, pitch, choices, buffers, work, blocks, whether a token fits
 extern "C" void router_tiling(int dtype, int weights, int wide, int score, int bias, int64_t tokens, int64_t groups,
                               int64_t group, int64_t topk, int arch, int cores, int64_t* result) {
   MoeRouterArgs args{};
@@ -47,11 +47,9 @@ extern "C" void router_tiling(int dtype, int weights, int wide, int score, int b
   const Chip chip{cores, buffer_bytes(arch)};
   const MoeRouterTiling tiling = tile_moe_router(args, chip);
   const int64_t values[] = {tiling.tokens, tiling.pitch, tiling.choices, tiling.buffers, tiling.work,
-                            blocks_of(tiling, chip)};
-  for (int i = 0; i < 6; ++i) result[i] = values[i];
+                            blocks_of(tiling, chip), router_fits(args, chip)};
+  for (int i = 0; i < 7; ++i) result[i] = values[i];
 }
-
-extern "C" int64_t most_router_experts() { return kMostRouterExperts; }
 
 // result: tile_rows, tile_columns, chunk, step, sums, blocks, a_bytes, b_bytes, out_bytes
 extern "C" void gemm_tiling(int dtype, int out, int64_t rows, int64_t columns, int64_t depth, int a_dense, int b_dense,
