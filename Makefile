@@ -15,9 +15,9 @@ NPU_TORCH ?= torch==2.13.0+cpu torch_npu==2.13.0
 NPU_VENV ?= .venv-npu
 NPU_SAMPLE ?= 1
 # Two halves of about the same time, which run beside each other: the model of a core takes one processor core.
-NPU_TESTS := tests/npu $(addprefix tests/test_, $(addsuffix .py, gemm topk norm norm_quant rope))
-NPU_MORE_TESTS := $(addprefix tests/test_, $(addsuffix .py, activation activation_quant quant quant_formats \
-	moe_dispatch moe_router moe_scaled rope_qk_norm))
+NPU_TESTS := tests/npu tests/test_gemm.py tests/test_topk.py
+NPU_MORE_TESTS := $(addprefix tests/test_, $(addsuffix .py, norm norm_quant activation activation_quant quant \
+	quant_formats moe_dispatch moe_router moe_scaled rope rope_qk_norm))
 NPU_LOG := build/npu/more_tests.log
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
