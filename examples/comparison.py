@@ -30,9 +30,9 @@ class Size:
     """How much is run; a timing is the median of ``rounds`` samples."""
 
     prompt_tokens: int = 512
-    new_tokens: int = 64
-    timed_tokens: int = 16
-    rounds: int = 7
+    new_tokens: int = 48
+    timed_tokens: int = 12
+    rounds: int = 5
     messages: int = len(MESSAGES)
 
     @property
@@ -149,7 +149,7 @@ def _time(
     for i in range(size.rounds):
         turn = i % len(variants)
         for variant in variants[turn:] + variants[:turn]:
-            advance(f"timing, {variant}")
+            advance(f"round {i + 1} of {size.rounds}, {variant}")
             run = generate(forwards[variant], prompt, 1 + size.timed_tokens)
             prefill[variant].samples.append(run.prefill_seconds)
             decode[variant].samples.append(statistics.median(run.decode_seconds))

@@ -9,7 +9,10 @@ import json
 import logging
 import os
 import sys
+import time
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,6 +32,7 @@ except ModuleNotFoundError as error:
 
 OUTPUT = Path(__file__).parent / "output"
 FORMS = {"dense": "the model as it is", "moe": "the model as a mixture of 16 experts, 4 for each token"}
+SECONDS_BETWEEN_LINES = 5  # of progress, where there is no terminal
 FULL = Size()
 QUICK = Size(prompt_tokens=128, new_tokens=16, timed_tokens=8, rounds=5, messages=1)
 
@@ -45,7 +49,11 @@ def main(
 ) -> None:
     _silence_libraries()
     try:
-        results = run(model, _parse_forms(forms), dtype, QUICK if quick else FULL)
+        console, results = Console(), []
+        for result in run(model, _parse_forms(forms), dtype, QUICK if quick else FULL):
+            results.append(result)
+            if not as_json:
+                show(result, console)
         chart = save_chart(results, OUTPUT / "compile_model.png")
     except (ModelError, OSError) as error:
         typer.echo(f"compile_model: {error}", err=True)
@@ -53,29 +61,41 @@ def main(
     if as_json:
         print(json.dumps({"forms": [each.as_dict() for each in results], "chart": str(chart)}, indent=1))
     else:
-        console = Console()
-        for each in results:
-            show(each, console)
         console.print(f"chart: {chart}")
 
 
-def run(source: str | None, forms: list[str], dtype: str, size: Size) -> list[Comparison]:
+def run(source: str | None, forms: list[str], dtype: str, size: Size) -> Iterator[Comparison]:
     """Loads the model and compares each form. Raises ModelError with one line for the user."""
+    with _advancing("loading the model", 1) as advance:
+        advance("")
+        dense, tokenizer = load(source, dtype)
+    for form in forms:
+        model = dense if form == "dense" else _upcycled(dense)
+        with _advancing(form, size.steps) as advance:
+            result = compare(form, model, tokenizer, size, advance)
+        yield result
+
+
+@contextmanager
+def _advancing(what: str, steps: int) -> Iterator[Callable[[str], None]]:
+    """Takes descriptions of what comes next: for a bar on a terminal, for a line now and then elsewhere."""
     columns = (TextColumn("{task.description:32}"), BarColumn(), TextColumn("{task.percentage:3.0f} %"))
     screen = Console(stderr=True)
     settings = {"console": screen, "transient": True, "disable": not screen.is_terminal}
+    start = printed = time.monotonic()
     with Progress(*columns, TimeElapsedColumn(), **settings) as progress:
-        task = progress.add_task("loading the model", total=1 + len(forms) * size.steps)
-        dense, tokenizer = load(source, dtype)
-        results = []
-        for form in forms:
-            model = dense if form == "dense" else _upcycled(dense)
+        task = progress.add_task(what, total=steps)
 
-            def advance(description: str, form: str = form) -> None:
-                progress.update(task, advance=1, description=f"{form}: {description}")
+        def advance(description: str) -> None:
+            nonlocal printed
+            text = f"{what}: {description}" if description else what
+            progress.update(task, advance=1, description=text)
+            now = time.monotonic()
+            if not screen.is_terminal and now - printed > SECONDS_BETWEEN_LINES:
+                printed = now
+                screen.print(f"{now - start:4.0f} s  {text}", markup=False, highlight=False)
 
-            results.append(compare(form, model, tokenizer, size, advance))
-        return results
+        yield advance
 
 
 def show(result: Comparison, console: Console) -> None:
