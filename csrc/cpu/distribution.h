@@ -1,5 +1,5 @@
-// Distributions over a vocabulary, as weights that are integers: sums of them are exact, whatever their order, and so is
-// the choice that a random number makes. Include from kernel files only, as vec.h.
+// Distributions over a vocabulary, as weights that are integers: sums of them are exact, whatever their order, and so
+// is the choice that a random number makes. Include from kernel files only, as vec.h.
 #pragma once
 
 #include "../ops/sampling.h"
@@ -42,7 +42,8 @@ struct Distribution {
   uint64_t floor = 1;  // the least weight that is kept
   uint64_t total = 0;  // of the weights that are kept
 
-  // exp((x - greatest) / temperature) in units of 2^-40, by one sequence of roundings on every device; 0 below the floor.
+  // exp((x - greatest) / temperature) in units of 2^-40, by one sequence of roundings on every device; 0 below the
+  // floor.
   U64 weights(F32 x) const {
     F32 d = (x - greatest) * inverse;
     const I32 counts = (d > -28.f) & (x > -__builtin_inff());
@@ -143,13 +144,15 @@ class RowDistribution : public Distribution {
     }
     inverse = 1.f / filter.temperature;
     if (filter.top_k < size_) {
-      cut(from.keep_ties ? with_ties(filter.top_k) : filter.top_k, [&](uint64_t listed) { return nucleus_mass(filter.top_p, listed); });
+      cut(from.keep_ties ? with_ties(filter.top_k) : filter.top_k,
+          [&](uint64_t listed) { return nucleus_mass(filter.top_p, listed); });
     } else if (filter.top_p < 1.f) {
       const uint64_t mass = nucleus_mass(filter.top_p, row_total());
       for (int64_t k = 256; !cut(k < size_ ? k : size_, [&](uint64_t) { return mass; });) k *= 8;
     }
     if (filter.min_p > 0.f) {
-      const double least = __builtin_ceil(double(filter.min_p < 1.f ? filter.min_p : 1.f) * double(deepinfer::kWeightOne));
+      const double share = filter.min_p < 1.f ? filter.min_p : 1.f;
+      const double least = __builtin_ceil(share * double(deepinfer::kWeightOne));
       floor = least > 1 ? uint64_t(least) : 1;
     }
     total = row_total();

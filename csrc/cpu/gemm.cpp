@@ -1,8 +1,8 @@
 // Grouped products over the experts of a mixture.
 //
 // A thread takes one item after the other: a block of rows of one expert and a chunk of its weight's columns. The rows
-// are packed once per block (they stay in the L2 cache), then each group of kTileColumns columns meets all of them while
-// it is in the L1 cache. With few rows this is bound by reading the weights, with many by multiply-adds.
+// are packed once per block (they stay in the L2 cache), then each group of kTileColumns columns meets all of them
+// while it is in the L1 cache. With few rows this is bound by reading the weights, with many by multiply-adds.
 
 #include "gemm.h"
 
@@ -67,7 +67,8 @@ class Worker {
   }
 
  private:
-  // Tiles of kTileRows rows one after the other; in a tile, kStep elements of each row in turn. Zeros fill the last step.
+  // Tiles of kTileRows rows one after the other; in a tile, kStep elements of each row in turn. Zeros fill the last
+  // step.
   void pack_rows(const RowBlock& block) {
     Packed* out = packed_;
     for (int64_t tile = 0; tile < block.rows; tile += kTileRows) {
@@ -105,7 +106,8 @@ class Worker {
     const int64_t tiles = (block.rows + kTileRows - 1) / kTileRows, share = (kTileColumns + tiles - 1) / tiles;
     for (int64_t n = 0; n < weight.count; n += kTileColumns) {
       const T* column[kTileColumns];  // the last tile repeats the last column
-      for (int64_t i = 0; i < kTileColumns; ++i) column[i] = weight.first + min(n + i, weight.count - 1) * weight.stride;
+      for (int64_t i = 0; i < kTileColumns; ++i)
+        column[i] = weight.first + min(n + i, weight.count - 1) * weight.stride;
       const Columns<T> rest = weight.from(n + kTileColumns);
       multiply_rows(block.rows, column, rest.count > 0 ? rest : next, share, product_ + to + n);
     }

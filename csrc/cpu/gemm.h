@@ -14,8 +14,8 @@ struct RowBlock {
 };
 
 // One grouped product: out[r, j] = scale * sum_k x[row(r), k] * weight[expert(r), j, k] (+ bias[expert(r), j])
-// (+ addend[r, j]), or, with a gate, the activated pair of a gate and an up column. The work is cut into items of (row block, column chunk);
-// every thread takes the next one from `next_item`.
+// (+ addend[r, j]), or, with a gate, the activated pair of a gate and an up column. The work is cut into items of (row
+// block, column chunk); every thread takes the next one from `next_item`.
 struct GroupedGemmArgs {
   const void* x;          // dense rows of `depth` elements
   int64_t x_stride;       // from row to row
@@ -33,8 +33,8 @@ struct GroupedGemmArgs {
   int64_t block_count;
   int64_t chunk;  // columns of one item, a multiple of kColumnTile
   int64_t* next_item;
-  // For each worker: its packed rows of x, the products and the bias of one item, copies of weight columns if their k is
-  // strided.
+  // For each worker: its packed rows of x, the products and the bias of one item, copies of weight columns if their k
+  // is strided.
   void* scratch;
   int64_t scratch_bytes, packed_bytes, product_bytes, bias_bytes;
   int64_t copy_stride;  // from column to column of such a copy

@@ -160,8 +160,8 @@ struct Columns {
   Columns from(int64_t n) const { return {first + n * stride, stride, count - n}; }
 };
 
-// out[m, n] = dot(packed row m, column n) for `rows` packed rows, stored as kStep elements of each row in turn. Meanwhile
-// the columns `ahead` come into the L2 cache; a hardware prefetcher does not see where the next ones start.
+// out[m, n] = dot(packed row m, column n) for `rows` packed rows, stored as kStep elements of each row in turn.
+// Meanwhile the columns `ahead` come into the L2 cache; a hardware prefetcher does not see where the next ones start.
 template <typename T, int rows>
 void multiply_tile(const typename Unit<T>::Packed* x, const T* const (&column)[kTileColumns], int64_t depth,
                    Columns<T> ahead, float* out, int64_t out_stride) {

@@ -1,5 +1,6 @@
-// Run-time choice of the instruction set. Kernel files are compiled once per set with DEEPINFER_ISA naming the namespace
-// that holds the result; DEEPINFER_KERNEL declares the kernel in each and `kernel(args...)` calls the best one.
+// Run-time choice of the instruction set. Kernel files are compiled once per set with DEEPINFER_ISA naming the
+// namespace that holds the result; DEEPINFER_KERNEL declares the kernel in each and `kernel(args...)` calls the best
+// one.
 //
 // A kernel is a plain function over a range of work: void name(const Args&, int64_t begin, int64_t end).
 #pragma once

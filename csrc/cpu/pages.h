@@ -9,8 +9,8 @@
 
 namespace deepinfer::cpu {
 
-// Asks for huge pages under fresh memory. Writing to a large result for the first time costs more in page faults than in
-// bandwidth. From 32 MB on, malloc maps memory that nothing else shares and that goes back as a whole.
+// Asks for huge pages under fresh memory. Writing to a large result for the first time costs more in page faults than
+// in bandwidth. From 32 MB on, malloc maps memory that nothing else shares and that goes back as a whole.
 inline void prefer_huge_pages(void* memory, int64_t bytes) {
 #if defined(__linux__)
   constexpr uintptr_t kPage = uintptr_t(1) << 21;

@@ -81,7 +81,8 @@ int64_t verify_row(const SpecVerifyArgs& args, int64_t row, int64_t* ids) {
   drafted = drafted < 0 ? 0 : drafted < args.drafted ? drafted : args.drafted;
   for (int64_t position = 0;; ++position) {
     const RowDistribution<T> target(args.target, row * positions + position);
-    const Philox random(uint64_t(args.seeds[row]), args.offsets ? uint64_t(args.offsets[row]) : 0, uint32_t(1 + position));
+    const Philox random(uint64_t(args.seeds[row]), args.offsets ? uint64_t(args.offsets[row]) : 0,
+                        uint32_t(1 + position));
     if (position == drafted) {
       ids[position] = draw(target, random.first());
       return position;

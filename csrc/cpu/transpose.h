@@ -43,8 +43,8 @@ inline void transpose(U32 (&r)[16]) {
 }
 #endif
 
-// to[n * to_stride + k] = from[k * from_stride + n] for n < kTransposed and k < kTransposedDepth<T>. The rows of `from` are
-// far apart in memory, where no hardware prefetcher finds them: those of the next block but one are fetched here.
+// to[n * to_stride + k] = from[k * from_stride + n] for n < kTransposed and k < kTransposedDepth<T>. The rows of `from`
+// are far apart in memory, where no hardware prefetcher finds them: those of the next block but one are fetched here.
 template <typename T>
 void transpose_block(const T* from, int64_t from_stride, T* to, int64_t to_stride) {
 #if defined(__AVX512F__)

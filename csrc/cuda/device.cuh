@@ -52,8 +52,8 @@ template <> DEVICE float round_to<bf16>(float x) {  // in one instruction; a cvt
 
 // ---- two elements of 16 bits in one word, the first one low ----
 
-// Each result is rounded once: what float32 arithmetic and a conversion give, except for bf16 products below 2^-126, which
-// float32 rounds as well.
+// Each result is rounded once: what float32 arithmetic and a conversion give, except for bf16 products below 2^-126,
+// which float32 rounds as well.
 template <typename T> struct Pair;
 template <> struct Pair<bf16> {
   static DEVICE uint32_t from_floats(float low, float high) {

@@ -1,5 +1,5 @@
-// Distributions over a vocabulary, as weights that are integers: sums of them are exact, whatever their order, and so is
-// the choice that a random number makes. The same sequences of roundings as on the CPU.
+// Distributions over a vocabulary, as weights that are integers: sums of them are exact, whatever their order, and so
+// is the choice that a random number makes. The same sequences of roundings as on the CPU.
 //
 // One selection (filter.cuh) gives a row's maximum, or all that top_k leaves, in one pass over the row. Without top_k
 // the row is read again, now out of the L2 cache, for the sum of the weights and as far as the element that is drawn. A
@@ -319,7 +319,8 @@ DEVICE bool find_distribution(const Vectors<T>& vectors, const Filter& filters, 
       vectors, first, last, k, memory.ring, memory.list, shared.select, shared.filter);
   int count = filtered.count;
   if constexpr (c.cluster > 1) {
-    count = gather<T, threads, c.cluster, c.capacity>(memory.list, filtered, k, memory.ring, shared.select, shared.filter);
+    count =
+        gather<T, threads, c.cluster, c.capacity>(memory.list, filtered, k, memory.ring, shared.select, shared.filter);
     if (rank != 0) return false;
   }
   // The entries in descending order.
@@ -363,7 +364,8 @@ DEVICE bool find_distribution(const Vectors<T>& vectors, const Filter& filters, 
       mass = nucleus_mass(filters.top_p, in_list);
     } else {
       if (ties_stay) found.last = tied;
-      else if (filters.top_k < vectors.size) bisect<threads>(vectors, found, true, filters.keep_ties, filters.top_k, chunk_sums, shared.sums);
+      else if (filters.top_k < vectors.size)
+        bisect<threads>(vectors, found, true, filters.keep_ties, filters.top_k, chunk_sums, shared.sums);
       mass = nucleus_mass(filters.top_p, sum_row<threads>(vectors, Kept{found}, chunk_sums, shared.sums));
     }
     if (mass <= in_list) {

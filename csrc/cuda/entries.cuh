@@ -1,8 +1,8 @@
 // Lists of a row's elements in shared memory: finding the k greatest of a list, and putting those in order.
 //
-// An element is one integer of 64 bits, its entry: greater is better, and no two of a row are equal. A histogram over the
-// keys, of a bin for each thread, finds the bin in which the k-th lies; the few entries in it are compared with each
-// other. Only if there are many, or if equal keys are to be told apart by their indices, more histograms follow.
+// An element is one integer of 64 bits, its entry: greater is better, and no two of a row are equal. A histogram over
+// the keys, of a bin for each thread, finds the bin in which the k-th lies; the few entries in it are compared with
+// each other. Only if there are many, or if equal keys are to be told apart by their indices, more histograms follow.
 #pragma once
 
 #include "device.cuh"
@@ -266,8 +266,8 @@ DEVICE void sort_entries(uint64_t* entries, int count) {
 }
 
 // Calls place(i, entry) for each of the `k` entries from `cut` on, i its place in the order. A counting sort with a
-// bucket for each thread, and comparisons within buckets; if one is full, a bitonic sort. `kept` holds k entries, rounded
-// up to a power of two.
+// bucket for each thread, and comparisons within buckets; if one is full, a bitonic sort. `kept` holds k entries,
+// rounded up to a power of two.
 template <int threads, typename Order, typename Place>
 DEVICE void put_in_order(const uint64_t* list, int count, uint64_t cut, int k, const Order& order, uint64_t* kept,
                          SelectState<threads>& state, Place&& place) {

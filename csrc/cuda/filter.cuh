@@ -1,11 +1,11 @@
 // The elements of a row that may be among its k greatest, found while the row streams through shared memory once.
 //
-// The copy engine fills a ring of stages; each thread looks at 64 bytes of a stage. While the first stages are all there,
-// every thread takes the greatest elements of a few groups of theirs. The k-th greatest of these is a threshold: k
-// elements reach it. For each stage a thread compares its elements with the threshold, two of 16 bits in an instruction,
-// and appends those that reach it to a list, a warp at a time; few do. Elements come in the order of their indices, so
-// that after the first stages only those above the threshold count: what equals it comes after k others. If the list is
-// full, it is cut to the k greatest and the threshold rises.
+// The copy engine fills a ring of stages; each thread looks at 64 bytes of a stage. While the first stages are all
+// there, every thread takes the greatest elements of a few groups of theirs. The k-th greatest of these is a threshold:
+// k elements reach it. For each stage a thread compares its elements with the threshold, two of 16 bits in an
+// instruction, and appends those that reach it to a list, a warp at a time; few do. Elements come in the order of their
+// indices, so that after the first stages only those above the threshold count: what equals it comes after k others. If
+// the list is full, it is cut to the k greatest and the threshold rises.
 //
 // The blocks of a cluster share a row. They tell each other a few quantiles of their groups and derive one threshold,
 // and the first block gathers the lists of all.
@@ -73,7 +73,8 @@ template <typename T> struct ShortWords {
       asm("set.geu.u32.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(word), "r"(threshold));
 #else
       const float limit = __uint_as_float(threshold << 16);
-      y = (__uint_as_float(word << 16) < limit ? 0 : 0xffff) | (__uint_as_float(word & 0xffff0000) < limit ? 0 : 0xffff0000);
+      y = (__uint_as_float(word << 16) < limit ? 0 : 0xffff) |
+          (__uint_as_float(word & 0xffff0000) < limit ? 0 : 0xffff0000);
 #endif
     } else {
       asm("set.geu.u32.f16x2 %0, %1, %2;" : "=r"(y) : "r"(word), "r"(threshold));
@@ -266,8 +267,8 @@ DEVICE uint32_t find_threshold(const uint32_t (&keys)[kGroupsPerThread], int k, 
   }
 }
 
-// What k elements of the row reach, from the ranks k / cluster, twice that, ... and k among the groups of each block. If
-// great elements are spread evenly it is about the k-th of all groups.
+// What k elements of the row reach, from the ranks k / cluster, twice that, ... and k among the groups of each block.
+// If great elements are spread evenly it is about the k-th of all groups.
 template <int threads, int cluster>
 DEVICE uint32_t find_cluster_threshold(const uint32_t (&keys)[kGroupsPerThread], int k, uint32_t& most,
                                        SelectState<threads>& select, FilterState& state) {

@@ -36,7 +36,8 @@ FilterPlan plan_row(int64_t rows, int64_t row_bytes, int64_t k, int multiprocess
   const int waves = int(std::min<int64_t>(rows / std::max(multiprocessors, 1), 64));  // of one block on each processor
   if (rows <= multiprocessors || k > 1024) {
     if (capability >= 90)
-      plan.cluster = blocks_of_row(rows, row_bytes, k, int64_t(plan.threads) * kStageBytes * plan.stages, multiprocessors);
+      plan.cluster =
+          blocks_of_row(rows, row_bytes, k, int64_t(plan.threads) * kStageBytes * plan.stages, multiprocessors);
     return plan;
   }
   const bool few = waves < 2 && row_bytes >= kLongRow;
@@ -59,7 +60,8 @@ FilterPlan plan_filter(int64_t rows, int64_t row_bytes, int64_t k, const jit::De
   while (plan.stages > 1 &&
          filter_bytes(plan.threads, plan.stages, plan.capacity) + kStaticBytes > facts.shared_bytes_per_block)
     --plan.stages;
-  while (plan.cluster > 1 && plan.cluster * k * 8 > int64_t(plan.threads) * kStageBytes * plan.stages) plan.cluster /= 2;
+  while (plan.cluster > 1 && plan.cluster * k * 8 > int64_t(plan.threads) * kStageBytes * plan.stages)
+    plan.cluster /= 2;
   return plan;
 }
 

@@ -3,8 +3,8 @@
 // Blocks stay and take one tile of the result after the other. One thread drives the copy engine: it fills a ring of
 // stages, each 128 bytes of k of the weight's rows and of the tokens, and runs ahead across tiles. One or two
 // warpgroups multiply, with one stage's products in flight while the next are issued, and write their tile while the
-// ring fills again. Clusters of two load the tokens once for both blocks. With many tokens the matrix unit is the bound,
-// or the power that it draws.
+// ring fills again. Clusters of two load the tokens once for both blocks. With many tokens the matrix unit is the
+// bound, or the power that it draws.
 //
 // With few tokens reading the weight is the bound. Narrow tiles leave room for a deep ring, and where there are too few
 // tiles the blocks of a cluster share out the k of one tile and add up their sums, always in the same order, through
@@ -17,9 +17,9 @@
 
 namespace deepinfer {
 
-// What this block works on, in this order: all of k of its tiles, a part of k where the blocks of a cluster share a tile,
-// or, after whole tiles, an equal share of the stages of the tiles that are left, which may belong to two of them. The
-// tiles follow each other at equal distances, or are handed out.
+// What this block works on, in this order: all of k of its tiles, a part of k where the blocks of a cluster share a
+// tile, or, after whole tiles, an equal share of the stages of the tiles that are left, which may belong to two of
+// them. The tiles follow each other at equal distances, or are handed out.
 template <GemmConfig c>
 class GemmWork {
  public:

@@ -4,8 +4,8 @@
 
 namespace deepinfer::cuda {
 
-// Whether operands of 8 or 16 bits have to lie as the copy engine takes them: one of the two dimensions of each dense (k
-// for 8 bits), addresses and all other strides multiples of 16 bytes.
+// Whether operands of 8 or 16 bits have to lie as the copy engine takes them: one of the two dimensions of each dense
+// (k for 8 bits), addresses and all other strides multiples of 16 bytes.
 bool uses_copy_engine(int device);
 
 constexpr int64_t kMostExperts = 1024;

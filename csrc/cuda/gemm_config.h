@@ -24,7 +24,7 @@ struct GemmConfig {
   int in_turn;         // 1: two warpgroups take tiles in turn, one multiplies and one writes; 0: they share each tile
   int stages;
   int cluster;  // blocks
-  int split;    // 1: the blocks of a cluster share out the k of one tile; 0: they load the same tokens for tiles side by side
+  int split;  // 1: the blocks of a cluster share out k of a tile; 0: they load the same tokens, for tiles side by side
   int streamed;  // 1: the blocks share out the k of the tiles that are left when all have had the same number
   int column_scales;  // e4m3: 1: the weight has a scale for each column, 0: for each 128
   RowGroups groups;

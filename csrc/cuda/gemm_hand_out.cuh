@@ -1,6 +1,6 @@
-// Tiles that are handed out one by one, because those of groups take unequal time. One thread of each cluster draws their
-// numbers from device memory, finds where they are and tells it to all who work on them, through a short queue in shared
-// memory: while they work on one tile, the next is known.
+// Tiles that are handed out one by one, because those of groups take unequal time. One thread of each cluster draws
+// their numbers from device memory, finds where they are and tells it to all who work on them, through a short queue in
+// shared memory: while they work on one tile, the next is known.
 #pragma once
 
 #include "gemm_tiles.cuh"

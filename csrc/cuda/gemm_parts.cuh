@@ -114,7 +114,8 @@ DEVICE void write_shared_tile(const MatmulArgs& problem, const GemmTile& tile, c
       for (int j = 0; j < 4; ++j) sum[j] += more.at[j];
     }
 #pragma unroll
-    for (int j = 0; j < 4; ++j) sum[j] = finish<c>(sum[j], problem.scale, load_bias<c>(problem, tile.expert, column + j));
+    for (int j = 0; j < 4; ++j)
+      sum[j] = finish<c>(sum[j], problem.scale, load_bias<c>(problem, tile.expert, column + j));
     write<c>(problem, tile.expert, tile.m + token, column, sum);
   }
 }

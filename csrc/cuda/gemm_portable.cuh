@@ -15,7 +15,8 @@ template <> struct OperandElement<Operand::f16> { using type = f16; };
 struct e4m3 { uint8_t bits; };
 template <> struct OperandElement<Operand::e4m3> { using type = e4m3; };
 
-// Exact. Exponent and mantissa, put where those of a float are, are too small by 2^120; that makes subnormals right too.
+// Exact. Exponent and mantissa, put where those of a float are, are too small by 2^120; that makes subnormals right
+// too.
 DEVICE float to_float(e4m3 x) {
   const uint32_t magnitude = x.bits & 0x7f, sign = uint32_t(x.bits & 0x80) << 24;
   if (magnitude == 0x7f) return __uint_as_float(0x7fffffff);
@@ -24,8 +25,8 @@ DEVICE float to_float(e4m3 x) {
 
 constexpr int kPortableTile = 64, kPortableDepth = 16, kPortableThreads = 256, kPortablePitch = kPortableTile + 4;
 
-// Rows [first, end) and k from `k` on, as floats in shared memory, k by k; zeros outside. Neighbouring threads read along
-// the dense dimension.
+// Rows [first, end) and k from `k` on, as floats in shared memory, k by k; zeros outside. Neighbouring threads read
+// along the dense dimension.
 template <typename T>
 DEVICE void load_slab(float (&to)[kPortableDepth][kPortablePitch], const T* from, int first, int end, int64_t k,
                       int64_t depth, int64_t stride, int64_t depth_stride) {

@@ -55,8 +55,8 @@ DEVICE void store_matrices(const void* to, const uint32_t (&words)[4]) {
 }
 
 DEVICE void store_two_matrices_transposed(const void* to, const uint32_t (&words)[2]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(shared_address(to)), "r"(words[0]),
-               "r"(words[1]) : "memory");
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::
+                   "r"(shared_address(to)), "r"(words[0]), "r"(words[1]) : "memory");
 }
 
 // What a warpgroup writes at once: 64 columns, fewer of a gated product or of what is left of a tile whose tokens are
@@ -107,8 +107,8 @@ DEVICE void stage_chunk(const float* sums, const MatmulArgs& problem, const Gemm
 }
 
 // The gates and ups of two tokens that are in a thread's registers: rows g and g + 8 of the matrix unit, where g is the
-// lane / 4. Where gates have the even rows and ups the odd ones, lanes exchange what they have too much: then those of an
-// even g have the pairs of g / 2, those of an odd one of (g + 7) / 2.
+// lane / 4. Where gates have the even rows and ups the odd ones, lanes exchange what they have too much: then those of
+// an even g have the pairs of g / 2, those of an odd one of (g + 7) / 2.
 template <GemmConfig c>
 DEVICE void pair_up(uint32_t& gates, uint32_t& ups) {
   if constexpr (c.gates == GatePairs::neighbours) {

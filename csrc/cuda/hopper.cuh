@@ -1,6 +1,6 @@
 // What compute capability 9.0 brought: the bulk copy engine and its barriers, which move whole runs of bytes between
-// device memory and shared memory, started by one thread (addresses and sizes are multiples of 16); and clusters, blocks
-// that see each other's shared memory.
+// device memory and shared memory, started by one thread (addresses and sizes are multiples of 16); and clusters,
+// blocks that see each other's shared memory.
 #pragma once
 
 #include "device.cuh"
@@ -58,8 +58,9 @@ DEVICE void prefetch_map(const TensorMap& map) {
 // A box of the tensor into shared memory, from the given element on, innermost dimension first; what lies outside reads
 // as zero.
 DEVICE void tensor_load(void* shared, const TensorMap& map, int x, int y, uint64_t* barrier) {
-  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
-                   "r"(shared_address(shared)), "l"(&map), "r"(x), "r"(y), "r"(shared_address(barrier)) : "memory");
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
+          "r"(shared_address(shared)), "l"(&map), "r"(x), "r"(y), "r"(shared_address(barrier)) : "memory");
 }
 DEVICE void tensor_load(void* shared, const TensorMap& map, int x, int y, int z, uint64_t* barrier) {
   asm volatile(
@@ -138,8 +139,8 @@ DEVICE void arrive_at(uint64_t* barrier, uint32_t block) {
       "}\n" ::"r"(shared_address(barrier)), "r"(block) : "memory");
 }
 
-// Four words to another block of the cluster, whose barrier there counts the bytes as those of a copy: no fence is needed,
-// neither here nor by those who wait for the barrier. Only in kernels with clusters.
+// Four words to another block of the cluster, whose barrier there counts the bytes as those of a copy: no fence is
+// needed, neither here nor by those who wait for the barrier. Only in kernels with clusters.
 DEVICE void send_to_cluster(Vec<int32_t, 4>* to, uint64_t* barrier, uint32_t block, const Vec<int32_t, 4>& x) {
   asm volatile(
       "{\n"
@@ -155,7 +156,8 @@ DEVICE void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// The same in two steps, every thread arrives once and waits once; for blocks to have begun, and not for what they wrote.
+// The same in two steps, every thread arrives once and waits once; for blocks to have begun, and not for what they
+// wrote.
 DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
@@ -196,7 +198,8 @@ DEVICE Vec<float, 4> load_from_cluster(const float* p, uint32_t block) {
       ".reg .u32 remote;\n"
       "mapa.shared::cluster.u32 remote, %4, %5;\n"
       "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [remote];\n"
-      "}\n" : "=f"(v.at[0]), "=f"(v.at[1]), "=f"(v.at[2]), "=f"(v.at[3]) : "r"(shared_address(p)), "r"(block) : "memory");
+      "}\n"
+      : "=f"(v.at[0]), "=f"(v.at[1]), "=f"(v.at[2]), "=f"(v.at[3]) : "r"(shared_address(p)), "r"(block) : "memory");
   return v;
 }
 

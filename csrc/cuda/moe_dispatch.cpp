@@ -215,7 +215,8 @@ void moe_unpermute(const MoeUnpermuteArgs& args, int device) {
                        threads_for(pieces, few ? kFewThreads : kRowThreads),
                        0};
   const jit::DeviceFacts& facts = jit::device_facts(device);
-  const uint64_t bits = reinterpret_cast<uintptr_t>(args.y) | uint64_t((args.row_stride | args.hidden_size) * y_element);
+  const uint64_t bits =
+      reinterpret_cast<uintptr_t>(args.y) | uint64_t((args.row_stride | args.hidden_size) * y_element);
   const bool copies = facts.capability >= 90 && bits % kVector == 0 && c.access * element == kVector;
   if (copies && args.tokens >= kFewBlocks && c.topk) {
     c.threads = threads_for(ceil_div(pieces, ceil_div(pieces, kRowThreads)));  // of a piece, all of the same size

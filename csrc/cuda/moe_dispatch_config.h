@@ -5,7 +5,8 @@
 
 namespace deepinfer {
 
-constexpr int32_t kDropped = -1;  // the row of a slot with expert -1 or one of another rank, or the slot of a row without
+// The row of a slot with expert -1 or one of another rank, or the slot of a row without.
+constexpr int32_t kDropped = -1;
 
 struct ExpertMapConfig {
   int wide_ids;

@@ -1,4 +1,5 @@
-// The weighted sum of the topk expert rows of each token. Bound by memory: the expert rows once and the token rows once.
+// The weighted sum of the topk expert rows of each token. Bound by memory: the expert rows once and the token rows
+// once.
 //
 // moe_unpermute: a block a token, or a piece of its row where tokens are few; the topk rows are in flight together.
 //

@@ -9,7 +9,8 @@
 namespace deepinfer {
 
 // Piece k of a thread begins at element first + k * lanes * n. A group lies within one piece of each of its threads, or
-// is the whole row. Its threads make the scales of their groups in parallel, one each: divisions cost more than shuffles.
+// is the whole row. Its threads make the scales of their groups in parallel, one each: divisions cost more than
+// shuffles.
 template <RmsNormConfig c, typename Out, int n>
 DEVICE void quantize_row(const QuantizedRows& out, const Vec<Out, n> (&y)[c.vectors], int64_t row, int first, int size,
                          bool active) {

@@ -1,5 +1,5 @@
-// sample: a block or a cluster draws from one row. spec_verify: the same for every position of a drafted block, as if it
-// were the last one; spec_accept puts them together.
+// sample: a block or a cluster draws from one row. spec_verify: the same for every position of a drafted block, as if
+// it were the last one; spec_accept puts them together.
 #pragma once
 
 #include "distribution.cuh"

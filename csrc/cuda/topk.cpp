@@ -69,8 +69,12 @@ jit::KernelSource describe_many(const TopkManyConfig& c) {
   source.header = "cuda/topk.cuh";
   source.config = "TopkManyConfig";
   source.args = "TopkArgs";
-  source.facts = {{"x", c.x},           {"threads", c.threads}, {"order", name_of(c.order)}, {"wide_index", c.wide_index},
-                  {"values", c.values}, {"strided", c.strided}};
+  source.facts = {{"x", c.x},
+                  {"threads", c.threads},
+                  {"order", name_of(c.order)},
+                  {"wide_index", c.wide_index},
+                  {"values", c.values},
+                  {"strided", c.strided}};
   source.threads = c.threads;
   source.blocks_per_sm = 1;
   source.pdl = true;

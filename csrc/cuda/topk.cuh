@@ -1,5 +1,5 @@
-// topk: a block or a cluster filters a row (filter.cuh) and puts the k greatest of what is left in order. Bound by reading
-// x once.
+// topk: a block or a cluster filters a row (filter.cuh) and puts the k greatest of what is left in order. Bound by
+// reading x once.
 //
 // topk_short (topk_short.cuh): rows that the registers of a block hold.
 //

@@ -1,7 +1,7 @@
-// topk_short: rows that fit in the registers of a warp or a block, results in the order of their indices. The key of the
-// k-th is found by bisection, bit by bit; a step counts the elements that reach a key, two of 16 bits in an instruction.
-// Then prefix sums give each of the k its place, and the indices go through shared memory, so that they are written side
-// by side. Bound by instructions: some 20 for each element of 16 bits, most of them in the bisection.
+// topk_short: rows that fit in the registers of a warp or a block, results in the order of their indices. The key of
+// the k-th is found by bisection, bit by bit; a step counts the elements that reach a key, two of 16 bits in an
+// instruction. Then prefix sums give each of the k its place, and the indices go through shared memory, so that they
+// are written side by side. Bound by instructions: some 20 for each element of 16 bits, most of them in the bisection.
 #pragma once
 
 #include "filter.cuh"

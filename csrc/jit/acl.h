@@ -1,5 +1,5 @@
-// The part of CANN's public runtime interface that loading and launching need. Declared here and looked up at run time in
-// libascendcl.so, which torch_npu has loaded, so that building and importing take no CANN.
+// The part of CANN's public runtime interface that loading and launching need. Declared here and looked up at run time
+// in libascendcl.so, which torch_npu has loaded, so that building and importing take no CANN.
 #pragma once
 
 #include <cstddef>

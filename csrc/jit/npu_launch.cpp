@@ -102,7 +102,8 @@ void AscendTable::launch(int device, const void* config, size_t config_bytes, ui
 acl::Function AscendTable::load(int device, const void* config) {
   const AscendSource source = source_of(config);
   const Built built = build(source.name, source.text(), "dav-" + std::to_string(npu_facts(device).arch));
-  acl::LoadOption option{acl::LoadOption::kMagic, {source.cube ? acl::LoadOption::kCubeCore : acl::LoadOption::kVectorCore}};
+  const auto cores = source.cube ? acl::LoadOption::kCubeCore : acl::LoadOption::kVectorCore;
+  acl::LoadOption option{acl::LoadOption::kMagic, {cores}};
   const acl::LoadOptions options{&option, 1};
   acl::Binary binary;  // kept for the life of the process
   acl::check(acl::runtime().binary_load(built.binary->bytes.data(), built.binary->bytes.size(), &options, &binary),

@@ -92,8 +92,8 @@ inline void check_same_device(const char* op, const char* argument, const Tensor
   DI_CHECK(t.device() == x.device(), op, ": ", argument, " must be on the same device as the first argument");
 }
 
-// A fresh contiguous tensor on the device of `like`. Half the cost of torch::stable::new_empty, which looks the operator
-// up by name at every call.
+// A fresh contiguous tensor on the device of `like`. Half the cost of torch::stable::new_empty, which looks the
+// operator up by name at every call.
 inline Tensor new_tensor(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype) {
   std::vector<int64_t> strides(sizes.size());
   int64_t stride = 1;
@@ -105,8 +105,8 @@ inline Tensor new_tensor(const Tensor& like, const std::vector<int64_t>& sizes, 
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
   const auto shim_dtype = torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
   AtenTensorHandle handle = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(int64_t(sizes.size()), sizes.data(), strides.data(), shim_dtype,
-                                                         device_type, like.get_device_index(), &handle));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(int64_t(sizes.size()), sizes.data(), strides.data(),
+                                                         shim_dtype, device_type, like.get_device_index(), &handle));
   return Tensor(handle);
 }
 

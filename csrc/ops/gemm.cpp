@@ -87,7 +87,9 @@ void gemm_(Tensor out, const Tensor& a, const Tensor& b, const std::optional<Ten
   DI_CHECK(!overlap(out, a) && !overlap(out, b) && !(bias && overlap(out, *bias)), op,
            ": out is written and must not share memory with a, b or bias");
   const bool dense = args.columns <= 1 || out.stride(1) == 1;
-  const Tensor to = dense ? out : accumulate ? torch::stable::contiguous(out) : new_tensor(out, sizes_of(out), out.scalar_type());
+  const Tensor to = dense        ? out
+                    : accumulate ? torch::stable::contiguous(out)
+                                 : new_tensor(out, sizes_of(out), out.scalar_type());
   launch(args, to, a, b, bias, accumulate ? &to : nullptr);
   if (!dense) torch::stable::copy_(out, to);
 }

@@ -16,8 +16,8 @@ enum class BiasStep : int { none, once, rounded };
 // Of the columns of a product, after bias and rounding: `halves`: gate, then up; `alternating`: gate and up in turn.
 enum class GateUp : int { none, halves, alternating };
 
-// out[m, n] = scale * sum_k x[m, k] * weight[e(m), n, k] + bias[e(m), n] + addend[m, n]; or act(gate) * up of that, half
-// as many columns.
+// out[m, n] = scale * sum_k x[m, k] * weight[e(m), n, k] + bias[e(m), n] + addend[m, n]; or act(gate) * up of that,
+// half as many columns.
 struct MatmulArgs {
   const void* x;
   const void* weight;

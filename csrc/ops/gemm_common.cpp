@@ -21,8 +21,8 @@ constexpr int64_t kReadAhead = 128;
 // Bytes of an element of x in a packed row: only the AVX-512 kernel multiplies bf16 as such, all else is float32.
 int64_t packed_size(DType dtype) { return dtype == DType::bf16 && cpu::isa() == cpu::Isa::avx512 ? 2 : 4; }
 
-// The most rows of a block: such that they take about half of a 1 MB L2 cache when packed. Weights that have to be copied
-// are copied for each block, which is worth more rows than that.
+// The most rows of a block: such that they take about half of a 1 MB L2 cache when packed. Weights that have to be
+// copied are copied for each block, which is worth more rows than that.
 int64_t most_block_rows(const GroupedGemmArgs& args) {
   const int64_t row_bytes = std::max<int64_t>(1, args.depth * packed_size(args.dtype));
   return std::clamp<int64_t>(round_up(512 * 1024 / row_bytes, 4), args.depth_stride == 1 ? 32 : 256, 256);

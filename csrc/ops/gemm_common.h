@@ -34,8 +34,8 @@ void matmul(const MatmulArgs& args, const Tensor& like);
 // Runs the product over the rows of each group; x, weight, bias, out, sizes and gate are set already.
 void grouped_gemm_on_cpu(GroupedGemmArgs& args, const Tensor& like, const std::vector<RowBlock>& groups);
 
-// `t` [..., rows, depth] itself where its device multiplies it as it lies, else a copy that it does. Tokens may not have
-// strided depth on a CPU, e4m3 operands not on a GPU.
+// `t` [..., rows, depth] itself where its device multiplies it as it lies, else a copy that it does. Tokens may not
+// have strided depth on a CPU, e4m3 operands not on a GPU.
 Tensor as_operand(const Tensor& t);
 Tensor as_tokens(const Tensor& t);
 Tensor as_e4m3_operand(const Tensor& t);

@@ -217,8 +217,8 @@ Tensor permute_on_cuda(const ExpertLayer& layer, const DeviceMap& map) {
   return out;
 }
 
-// `gate_up`: activated. x may be one row for all experts. The offsets' first 0 and a count, which nobody needs, serve to
-// hand out tiles.
+// `gate_up`: activated. x may be one row for all experts. The offsets' first 0 and a count, which nobody needs, serve
+// to hand out tiles.
 Tensor product_on_cuda(const ExpertLayer& layer, DeviceMap& map, const Tensor& x, const Tensor& weight,
                        const std::optional<Tensor>& bias, GateUp gate_up, bool first) {
   const int64_t rows = layer.tokens() * layer.topk();
@@ -327,7 +327,8 @@ Tensor fused_experts(const Tensor& x, const Tensor& gate_up, const Tensor& down,
            ": limit, alpha and up_offset need activation silu, got ", activation);
   DI_CHECK(!limit || *limit > 0, op, ": limit must be positive, got ", *limit);
   DI_CHECK(first_expert >= 0, op, ": first_expert must not be negative, got ", first_expert);
-  DI_CHECK(tokens * topk_ids.size(1) <= std::numeric_limits<int32_t>::max(), op, ": more than 2^31 - 1 (token, expert) pairs");
+  DI_CHECK(tokens * topk_ids.size(1) <= std::numeric_limits<int32_t>::max(), op,
+           ": more than 2^31 - 1 (token, expert) pairs");
   DI_CHECK(!x.is_cuda() || experts <= cuda::kMostExperts, op, ": at most ", cuda::kMostExperts,
            " experts on a GPU, got ", experts);
 

@@ -36,8 +36,8 @@ ScalarType result_type(const char* op, std::optional<ScalarType> out_dtype) {
   return type;
 }
 
-// The scales of x, [rows or 1, blocks or 1], as the kernels read them: dense along the rows, and the rows of one block at
-// a multiple of 16 bytes.
+// The scales of x, [rows or 1, blocks or 1], as the kernels read them: dense along the rows, and the rows of one block
+// at a multiple of 16 bytes.
 Tensor token_scales(const Tensor& scale, int64_t rows) {
   const bool suits = scale.size(0) == rows && (rows == 1 || scale.stride(0) == 1) &&
                      (scale.size(1) == 1 || (scale.stride(1) >= rows && scale.stride(1) % 4 == 0)) &&

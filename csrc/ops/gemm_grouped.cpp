@@ -36,7 +36,8 @@ void check(const char* op, MatmulArgs& args, const Tensor& x, const Tensor& weig
 }
 
 // `out`: see has_plain_rows.
-void launch(MatmulArgs& args, const Tensor& out, const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
+void launch(MatmulArgs& args, const Tensor& out, const Tensor& x, const Tensor& weight,
+            const std::optional<Tensor>& bias) {
   args.out = const_cast<void*>(out.const_data_ptr());
   args.out_stride = row_stride(out);
   std::optional<Tensor> dense_bias;

@@ -1,5 +1,5 @@
-// Range checks of indices need their values. On a CPU these are always looked at; on a GPU or NPU, which would have to be
-// waited for, only with DEEPINFER_CHECK=1. Otherwise kernels turn a wrong index into NaN.
+// Range checks of indices need their values. On a CPU these are always looked at; on a GPU or NPU, which would have to
+// be waited for, only with DEEPINFER_CHECK=1. Otherwise kernels turn a wrong index into NaN.
 #pragma once
 
 #include <cstdlib>

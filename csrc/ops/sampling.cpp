@@ -163,9 +163,11 @@ std::tuple<Tensor, Tensor> spec_verify(const Tensor& target_logits, const Tensor
 STABLE_TORCH_LIBRARY_FRAGMENT(deepinfer, m) {
   m.def(
       "sample(Tensor logits, Tensor seeds, Tensor? offsets=None, *, Tensor? temperature=None, Tensor? top_k=None,"
-      " Tensor? top_p=None, Tensor? min_p=None, bool keep_ties=False, bool return_log_probs=False) -> (Tensor, Tensor)");
+      " Tensor? top_p=None, Tensor? min_p=None, bool keep_ties=False, bool return_log_probs=False)"
+      " -> (Tensor, Tensor)");
   m.def(
-      "_sample_alike(Tensor logits, Tensor seeds, float temperature, int top_k, float top_p, bool keep_ties) -> Tensor");
+      "_sample_alike(Tensor logits, Tensor seeds, float temperature, int top_k, float top_p, bool keep_ties)"
+      " -> Tensor");
   m.def(
       "spec_verify(Tensor target_logits, Tensor draft_ids, Tensor? draft_probs, Tensor seeds, Tensor? offsets=None, *,"
       " Tensor? num_drafted=None, Tensor? temperature=None, Tensor? top_k=None, Tensor? top_p=None,"

@@ -17,8 +17,8 @@ struct Filters {
   int64_t top_k = 0;
 };
 
-// Distributions: the softmax of each row of logits over a temperature, cut by the filters. Each of these has one entry a
-// row, or is null: `all` holds for every row.
+// Distributions: the softmax of each row of logits over a temperature, cut by the filters. Each of these has one entry
+// a row, or is null: `all` holds for every row.
 struct Distributions {
   const void* logits;  // rows of `size` elements of `dtype`
   Rows rows;
@@ -47,7 +47,7 @@ struct SpecVerifyArgs {
   const int32_t* num_drafted;  // [batch] or null: how many of the drafts count
   const int64_t* seeds;        // [batch]
   const int64_t* offsets;      // [batch] or null
-  int64_t* choices;            // scratch on CUDA, [batch, drafted + 1]: what each position would emit if it were the last
+  int64_t* choices;            // scratch on CUDA, [batch, drafted + 1]: what each position would emit as the last
   int32_t* verdicts;           // scratch on CUDA, [batch, drafted + 1]: 1 where the draft is accepted
   int64_t* ids;                // [batch, drafted + 1]
   int32_t* accepted;           // [batch]

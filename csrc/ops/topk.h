@@ -11,10 +11,10 @@ struct TopkArgs {
   const void* x;             // rows of `row_size` elements of `dtype`
   const int32_t* lengths;    // [rows]: elements of each row that take part, or null
   const int32_t* offsets;    // [rows]: added to each index, or null
-  const int32_t* page_table; // [rows, pages]: index i becomes entry i / page_size, times page_size, plus the rest; or null
+  const int32_t* page_table; // [rows, pages]: index i becomes page i / page_size, times page_size, plus the rest; null
   void* values;              // [rows, k] of `dtype`, or null
   void* indices;             // [rows, k], int32 or int64
-  uint64_t* candidates;      // scratch: CPU [rows, parts, k]; CUDA [rows, k rounded up to a power of two], only for large k
+  uint64_t* candidates;      // scratch: CPU [rows, parts, k]; CUDA, for large k, [rows, k up to a power of two]
   int64_t* counts;           // scratch: CPU [rows, parts]
   Rows x_rows;
   int64_t row_size, k, pages, page_size;
