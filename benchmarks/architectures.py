@@ -1,12 +1,14 @@
 """The forward pass of transformers models in the shapes of public ones, with few layers and random weights.
 
 Columns: backend="deepinfer", stock torch.compile, with --autotune both in mode="max-autotune", and with --eager the
-uncompiled model. On a GPU every column is replayed from a CUDA graph, as mode="reduce-overhead" does. Tokens are those
-of one sequence, without a cache. On a GPU the models are compiled side by side, a process each, and then timed (and
-before that tuned) one at a time.
+uncompiled model. On a GPU every column is replayed from a CUDA graph, as mode="reduce-overhead" does. Rows: the tokens
+of one sequence, without a cache; with --decode instead one token of each sequence of a batch, behind a static cache
+(not for models with sliding windows, whose caches count in Python). On a GPU the models are compiled side by side, a
+process each, and then timed (and before that tuned) one at a time.
 """
 
 import contextlib
+import inspect
 import multiprocessing
 from collections.abc import Callable
 from functools import partial
@@ -72,6 +74,9 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 TOKENS = (1, 16, 2048)
+BATCHES = (1, 16, 64)
+CACHE = 1024  # positions, half of which hold tokens at first; each call adds one
+WINDOWED = ("gpt_oss", "gemma3_text")
 PATIENCE = 1800  # seconds for all models to be compiled
 
 
@@ -101,24 +106,54 @@ def columns(bench: Bench) -> dict[str, dict[str, str] | None]:
     return {name: options for name, options in COLUMNS.items() if name not in left_out}
 
 
-Row = tuple[dict[str, Any], dict[str, Callable[[], Any]]]
+Case = dict[str, Any]
+Row = tuple[Case, dict[str, Callable[[], Any]]]
+
+
+def cases_of(name: str, bench: Bench) -> list[Case]:
+    if bench.args.decode:
+        cases = [{"model": name, "batch": batch, "cache": CACHE} for batch in BATCHES if name not in WINDOWED]
+    else:
+        cases = [{"model": name, "tokens": tokens} for tokens in TOKENS]
+    return [case for case in cases if bench.wanted(case)]
+
+
+def one_sequence(model: transformers.PreTrainedModel, tokens: int) -> dict[str, Any]:
+    ids = torch.randint(3, model.config.vocab_size, (1, tokens), device=model.device)
+    return {"input_ids": ids, "use_cache": False}
+
+
+def behind_a_cache(model: transformers.PreTrainedModel, batch: int) -> dict[str, Any]:
+    cache = transformers.StaticCache(config=model.config, max_cache_len=CACHE)
+    argument = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+    inputs = {
+        "input_ids": torch.randint(3, model.config.vocab_size, (batch, 1), device=model.device),
+        "attention_mask": torch.ones(batch, CACHE, dtype=torch.long, device=model.device),
+        "position_ids": torch.full((batch, 1), CACHE // 2, device=model.device),
+        "use_cache": True,
+        argument: cache,
+    }
+    with torch.no_grad():
+        model(**inputs)  # allocates
+    for layer in cache.layers:
+        layer.keys.normal_()
+        layer.values.normal_()
+        layer.cumulative_length.fill_(CACHE // 2)
+    return inputs
 
 
 def compiled(name: str, bench: Bench, tuning: contextlib.AbstractContextManager[Any]) -> list[Row]:
     """The columns of every case of a model; on a GPU called and captured before, the tuned ones in ``tuning``."""
     device = bench.args.device
     torch._dynamo.config.recompile_limit = 64  # every column and number of tokens compiles anew
-    cases = [case for tokens in TOKENS if bench.wanted(case := {"model": name, "tokens": tokens})]
-    if not cases:
-        return []
     model = build(name, device)
     rows = []
-    for case in cases:
-        ids = torch.randint(3, model.config.vocab_size, (1, case["tokens"]), device=device)
+    for case in cases_of(name, bench):
+        inputs = behind_a_cache(model, case["batch"]) if bench.args.decode else one_sequence(model, case["tokens"])
         functions: dict[str, Any] = {}
         for column, options in columns(bench).items():
             run = model if options is None else torch.compile(model, dynamic=False, **options)
-            call = partial(run, input_ids=ids, use_cache=False)
+            call = partial(run, **inputs)
             if device == "cuda":
                 with torch.no_grad(), tuning if "tuned" in column else contextlib.nullcontext():
                     call = captured(call)
@@ -142,6 +177,9 @@ def worker(name: str, everybody: Any, turn: Any, results: Any) -> None:
 
 def parsed() -> Bench:
     bench = Bench("architectures", __doc__)
+    bench.parser.add_argument(
+        "--decode", action="store_true", help="one token behind a cache instead of whole sequences"
+    )
     bench.parser.add_argument("--autotune", action="store_true", help='time mode="max-autotune" as well')
     bench.parser.add_argument("--eager", action="store_true", help="time the uncompiled model as well")
     bench.parser.set_defaults(rounds=9)
@@ -150,7 +188,7 @@ def parsed() -> Bench:
 
 def main() -> None:
     bench = parsed()
-    names = [name for name in SHAPES if any(bench.wanted({"model": name, "tokens": tokens}) for tokens in TOKENS)]
+    names = [name for name in SHAPES if cases_of(name, bench)]
     if bench.args.device == "cpu":
         for name in names:
             for case, functions in compiled(name, bench, contextlib.nullcontext()):
@@ -165,7 +203,9 @@ def main() -> None:
             each.join()
         while not results.empty():
             bench.rows += results.get()
-    bench.rows.sort(key=lambda row: (names.index(row["case"]["model"]), row["case"]["tokens"]))
+    bench.rows.sort(key=lambda row: (names.index(row["case"]["model"]), list(row["case"].values())[1]))
+    if bench.args.decode:
+        bench.name = "decode"
     bench.finish()
 
 
