@@ -52,7 +52,8 @@ GATES: Mapping[tuple[str, str], Gate] = {
         True, gain="5x to 6x, alone", reason="too few blocks to fill the device", min_rows=256
     ),
     ("qk_norm_rope", "cuda"): Gate(True, gain="1.5x to 1.7x, alone"),
-    ("mla_qk_rope", "cuda"): Gate(True, gain="1.3x to 2.1x, alone"),
+    ("mla_qk_rope", "cuda"): Gate(True, gain="1.3x to 2.3x, alone"),
+    ("mla_q_rope", "cuda"): Gate(False, reason="no gain over rotary_embedding in a whole model"),
     ("add_rms_norm", "cuda"): Gate(True, gain="1.01x to 1.04x in a whole model"),
     ("rms_norm", "cuda"): Gate(True, gain="1.01x to 1.04x in a whole model"),
     ("rotary_embedding", "cuda"): Gate(True, gain="1.01x to 1.04x in a whole model"),
