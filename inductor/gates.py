@@ -32,9 +32,7 @@ GATES: Mapping[tuple[str, str], Gate] = {
     ("rms_norm", "cpu"): Gate(False, reason=ONE_KERNEL),
     ("rotary_embedding", "cpu"): Gate(False, reason="3x alone, but no gain in whole models"),
     ("qk_norm_rope", "cpu"): Gate(False, reason="4x alone at decode, slower at prefill"),
-    ("mla_qk_rope", "cpu"): Gate(
-        True, gain="1.7x to 3.2x, alone", reason="a call costs more than it brings", min_rows=1024
-    ),
+    ("mla_qk_rope", "cpu"): Gate(False, reason="1.2x to 3.2x alone, but no gain in whole models"),
     ("mla_q_rope", "cpu"): Gate(False, reason="2x alone, but no gain in front of attention"),
     ("silu_and_mul", "cpu"): Gate(False, reason=ONE_KERNEL),
     ("gelu_and_mul", "cpu"): Gate(False, reason=ONE_KERNEL),
