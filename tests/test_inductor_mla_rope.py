@@ -218,3 +218,12 @@ def test_other_angles():
         return cats(q_nope, half(q_rope, cos, sin)), cats(k_nope, half(k_rope, sin, cos))
 
     assert found(apply, *inputs(torch.bfloat16)) == {"rotary_embedding": 2}
+
+
+@torch.no_grad()
+def test_the_rotation_is_left_to_its_own_pattern_where_this_one_is_off():
+    for cached in (False, True):
+        compiled = traced(latent(half, cached=cached), {"deepinfer.patterns": ["rotary_embedding"]})
+        compiled(*inputs(torch.bfloat16))
+        assert swaps(compiled.report) == APART
+        assert [*compiled.report.patterns] == ["mla_q_rope" if cached else "mla_qk_rope", "rotary_embedding"]
