@@ -73,11 +73,13 @@ __aicore__ inline int32_t up_to_repeats(int32_t values) {
   return (values + kLanesOfBlock - 1) / kLanesOfBlock * kLanesOfBlock;
 }
 
-// Each value to a block of its own.
+// Each value to a block of its own, to the bit.
 __aicore__ inline void spread(const LocalTensor<float>& to, const LocalTensor<float>& from, int32_t count) {
+  const LocalTensor<uint32_t> blocks = to.template ReinterpretCast<uint32_t>(),
+                              words = from.template ReinterpretCast<uint32_t>();
   const BrcbRepeatParams strides(1, 8);
   for_repeats(count * kLanesOfBlock, [&](int32_t first, int32_t repeats, int32_t) {
-    Brcb(to[uint32_t(first * kLanesOfRepeat)], from[uint32_t(first * kLanesOfBlock)], uint8_t(repeats), strides);
+    Brcb(blocks[uint32_t(first * kLanesOfRepeat)], words[uint32_t(first * kLanesOfBlock)], uint8_t(repeats), strides);
   });
 }
 

@@ -203,9 +203,14 @@ class StridedWriter {
   __aicore__ inline void write(const LocalTensor<T>& from, int64_t row, int32_t count, int64_t begin, int32_t size,
                                int32_t pitch) const {
     const LocalTensor<Bits<T>> bits = from.template ReinterpretCast<Bits<T>>();
+    const int64_t stride = rows_->dims == 1 ? rows_->strides[0] : 0, gap = (stride - size) * int64_t(sizeof(T));
+    const bool together = count > 1 && gap >= 0 && gap <= kLongestGap;
     DataCopyExtParams params;
+    params.blockCount = uint16_t(together ? count : 1);
     params.blockLen = uint32_t(size) * uint32_t(sizeof(T));
-    for (int32_t i = 0; i < count; ++i)
+    params.srcStride = uint32_t(pitch - whole_blocks<T>(size)) * uint32_t(sizeof(T)) / kBlockBytes;
+    params.dstStride = together ? uint32_t(gap) : 0;
+    for (int32_t i = 0; i < count; i += params.blockCount)
       DataCopyPad(data_[uint64_t(row_offset(*rows_, row + i) + begin)], bits[uint32_t(i * pitch)], params);
   }
 

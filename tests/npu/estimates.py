@@ -76,6 +76,11 @@ CALLS = {
         4 * 32 * 128,
         "ops.rotary_embedding(bf16(n, 32, 128), None, bf16(n, 1, 64), bf16(n, 1, 64))",
     ),
+    "qk_norm_rope, 32 heads of 128": (
+        4096,
+        4 * 32 * 128,
+        "ops.qk_norm_rope(bf16(n, 32, 128), None, bf16(128), None, bf16(n, 1, 64), bf16(n, 1, 64), 1e-6)",
+    ),
     "moe_router, softmax, top 8 of 128": (4096, 2 * 128 + 96, "ops.moe_router(bf16(n, 128), 8)"),
     "moe_router, DeepSeek-V3": (
         4096,

@@ -87,7 +87,7 @@ TWIN_INSTANCE void BlockReduceSum(const LocalTensor<float>&, const LocalTensor<f
                                   int32_t);
 TWIN_INSTANCE void WholeReduceSum(const LocalTensor<float>&, const LocalTensor<float>&, int32_t, int32_t, int32_t, int32_t,
                                   int32_t);
-TWIN_INSTANCE void Brcb(const LocalTensor<float>&, const LocalTensor<float>&, uint8_t, const BrcbRepeatParams&);
+TWIN_INSTANCE void Brcb(const LocalTensor<uint32_t>&, const LocalTensor<uint32_t>&, uint8_t, const BrcbRepeatParams&);
 
 #define TWIN_CAST(To, From) \
   TWIN_INSTANCE void Cast(const LocalTensor<To>&, const LocalTensor<From>&, const RoundMode&, uint32_t);
