@@ -215,11 +215,13 @@ def test_varying_number_of_rows():
         for ours, eager in zip(compiled(x[:rows]), block(x[:rows]), strict=True):
             torch.testing.assert_close(ours, eager)
     assert len(compiled.graphs) == 1
-    compiled(x[:1])
-    assert len(compiled.graphs) == 2 and swaps(compiled.report) == {"rms_norm": 2, "moe_router": 2}
-    # The softmax of no rows is spelled otherwise by torch 2.11: there the router may be missed.
-    assert [out.shape[0] for out in compiled(x[:0])] == [0] * 3
-    assert len(compiled.graphs) <= 3 and swaps(compiled.report)["rms_norm"] == len(compiled.graphs)
+    for rows in (1, 0):
+        assert [out.shape[0] for out in compiled(x[:rows])] == [rows] * 3
+    graphs = len(compiled.graphs)
+    assert graphs <= 3
+    # Older torch spells the softmax of no rows, in the third graph, without its maximum.
+    unlike = graphs == 3 and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
+    assert swaps(compiled.report) == {"rms_norm": graphs, "moe_router": graphs - unlike}
 
 
 # torch-harmonics#246: under autocast, in inference mode, with inputs that want gradients.

@@ -15,7 +15,6 @@
 #include "device.cuh"
 #include "hopper.cuh"
 #include "moe_dispatch_config.h"
-#include "quantizer.cuh"
 
 namespace deepinfer {
 

@@ -108,8 +108,8 @@ DEVICE void load_rows(const MoeUnpermuteArgs& args, char* ring, UnpermuteStage<c
   using Y = typename U::Y;
   constexpr int together = 32 / c.topk, piece = c.threads * U::n;
   const int lane = threadIdx.x % 32, mine = lane / c.topk, choice = lane % c.topk;
-  int32_t row = kDropped, next_row;
-  float factor = 0, next_factor;
+  int32_t next_row;
+  float next_factor;
   auto look = [&](int64_t first) {
     const int64_t token = first + int64_t(mine) * gridDim.x, slot = token * c.topk + choice;
     next_row = mine < together && token < args.tokens ? args.slots_to_rows[slot] : kDropped;
@@ -120,8 +120,8 @@ DEVICE void load_rows(const MoeUnpermuteArgs& args, char* ring, UnpermuteStage<c
   int stage = 0;
   uint32_t parity = 1;
   for (int64_t first = blockIdx.x; first < args.tokens; first += int64_t(together) * gridDim.x) {
-    row = next_row;
-    factor = next_factor;
+    const int32_t row = next_row;
+    const float factor = next_factor;
     look(first + int64_t(together) * gridDim.x);
     const bool present = row >= 0 && row < args.rows;
     const uint32_t all_present = __ballot_sync(0xffffffff, present);

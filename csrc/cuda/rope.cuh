@@ -10,7 +10,8 @@
 namespace deepinfer {
 
 template <RopeConfig c>
-constexpr int pairs_of_piece = kVectorBytes / sizeof(Element<c.x>) / (c.style == RopeStyle::half && !c.exchange ? 1 : 2);
+constexpr int pairs_of_piece =
+    kVectorBytes / sizeof(Element<c.x>) / (c.style == RopeStyle::half && !c.exchange ? 1 : 2);
 
 // ---- pieces of a row ----
 
