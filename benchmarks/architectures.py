@@ -4,12 +4,13 @@ Columns: backend="deepinfer", stock torch.compile, with --autotune both in mode=
 uncompiled model. On a GPU every column is replayed from a CUDA graph, as mode="reduce-overhead" does. Rows: the tokens
 of one sequence, without a cache; with --decode instead one token of each sequence of a batch, behind a static cache
 (not for models with sliding windows, whose caches count in Python). On a GPU the models are compiled side by side, a
-process each, and then timed (and before that tuned) one at a time.
+process each (with --autotune, which takes minutes, each row a process with its own copy of the model), and then timed
+one at a time; tuning, too, times one candidate at a time.
 """
 
-import contextlib
 import inspect
 import multiprocessing
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 import transformers
 from device_times import captured
 from harness import Bench
+from torch._inductor.runtime.benchmarking import benchmarker
 
 import torch_deepinfer.inductor  # noqa: F401  (the backend, also where the package is not installed)
 
@@ -142,31 +144,45 @@ def behind_a_cache(model: transformers.PreTrainedModel, batch: int) -> dict[str,
     return inputs
 
 
-def compiled(name: str, bench: Bench, tuning: contextlib.AbstractContextManager[Any]) -> list[Row]:
-    """The columns of every case of a model; on a GPU called and captured before, the tuned ones in ``tuning``."""
+def compiled(cases: list[Case], bench: Bench) -> list[Row]:
+    """The columns of the cases, all of one model; on a GPU called and captured before."""
     device = bench.args.device
     torch._dynamo.config.recompile_limit = 64  # every column and number of tokens compiles anew
-    model = build(name, device)
+    model = build(cases[0]["model"], device)
     rows = []
-    for case in cases_of(name, bench):
+    for case in cases:
         inputs = behind_a_cache(model, case["batch"]) if bench.args.decode else one_sequence(model, case["tokens"])
         functions: dict[str, Any] = {}
         for column, options in columns(bench).items():
             run = model if options is None else torch.compile(model, dynamic=False, **options)
             call = partial(run, **inputs)
             if device == "cuda":
-                with torch.no_grad(), tuning if "tuned" in column else contextlib.nullcontext():
+                began = time.perf_counter()
+                with torch.no_grad():
                     call = captured(call)
+                print(f"{case}: {column} compiled in {time.perf_counter() - began:.0f} s", flush=True)
             functions[column] = call
         rows.append((case, functions))
     return rows
 
 
-def worker(name: str, everybody: Any, turn: Any, results: Any) -> None:
-    """Compiles a model, waits until all are compiled, and times it when nobody else is timed."""
+def tune_in_turn(turn: Any) -> None:
+    """Lets Inductor time a candidate only while no other process times one."""
+    benchmark = benchmarker.benchmark
+
+    def alone(*args: Any, **kwargs: Any) -> float:
+        with turn:
+            return benchmark(*args, **kwargs)
+
+    benchmarker.benchmark = alone
+
+
+def worker(cases: list[Case], everybody: Any, turn: Any, results: Any) -> None:
+    """Compiles the cases of a model, waits until all are compiled, and times them when nobody else is timed."""
     bench = parsed()
+    tune_in_turn(turn)
     try:
-        rows = compiled(name, bench, turn)
+        rows = compiled(cases, bench)
     finally:
         everybody.wait(PATIENCE)
     with turn:
@@ -188,15 +204,18 @@ def parsed() -> Bench:
 
 def main() -> None:
     bench = parsed()
-    names = [name for name in SHAPES if cases_of(name, bench)]
+    names = list(SHAPES)
+    shares = [cases for name in names if (cases := cases_of(name, bench))]
+    if bench.args.autotune:
+        shares = [[case] for cases in shares for case in cases]
     if bench.args.device == "cpu":
-        for name in names:
-            for case, functions in compiled(name, bench, contextlib.nullcontext()):
+        for cases in shares:
+            for case, functions in compiled(cases, bench):
                 bench.row(case, functions)
     else:
         processes = multiprocessing.get_context("spawn")
-        everybody, turn, results = processes.Barrier(len(names)), processes.Lock(), processes.SimpleQueue()
-        workers = [processes.Process(target=worker, args=(name, everybody, turn, results)) for name in names]
+        everybody, turn, results = processes.Barrier(len(shares)), processes.Lock(), processes.SimpleQueue()
+        workers = [processes.Process(target=worker, args=(cases, everybody, turn, results)) for cases in shares]
         for each in workers:
             each.start()
         for each in workers:
@@ -206,6 +225,8 @@ def main() -> None:
     bench.rows.sort(key=lambda row: (names.index(row["case"]["model"]), list(row["case"].values())[1]))
     if bench.args.decode:
         bench.name = "decode"
+    if bench.args.autotune:
+        bench.name += "-autotune"
     bench.finish()
 
 

@@ -16,6 +16,7 @@ import contextlib
 import json
 import os
 import platform
+import re
 import statistics
 import time
 from collections.abc import Callable
@@ -167,7 +168,7 @@ def write_plot(name: str, rows: list[dict[str, Any]], baseline: str, device: str
 class Bench:
     """The rows of one benchmark: timed, printed as they come, saved at the end.
 
-    Arguments of every benchmark: --device, --rounds, --threads, --filter TEXT (only cases that mention it), --json,
+    Arguments of every benchmark: --device, --rounds, --threads, --filter PATTERN (only cases that match), --json,
     --plot. A script adds its own to ``parser`` before it reads ``args``.
     """
 
@@ -179,7 +180,7 @@ class Bench:
         self.parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
         self.parser.add_argument("--rounds", type=int, default=15, help="samples of each column (default 15)")
         self.parser.add_argument("--threads", type=int, help="CPU threads (default: torch's own choice)")
-        self.parser.add_argument("--filter", default="", metavar="TEXT", help="only cases whose values mention TEXT")
+        self.parser.add_argument("--filter", default="", metavar="PATTERN", help="only cases like tokens=16")
         self.parser.add_argument("--json", action="store_true", help="save the rows to benchmarks/results")
         self.parser.add_argument("--plot", action="store_true", help="save a chart to benchmarks/results (matplotlib)")
 
@@ -193,7 +194,7 @@ class Bench:
 
     def wanted(self, case: dict[str, Any]) -> bool:
         """Whether --filter lets the case through: ask before building expensive inputs."""
-        return self.args.filter in " ".join(f"{k}={v} {v}" for k, v in case.items())
+        return re.search(self.args.filter, " ".join(f"{k}={v} {v}" for k, v in case.items())) is not None
 
     def row(self, case: dict[str, Any], functions: dict[str, Function], bytes_moved: int | None = None) -> None:
         """Times one case; the ratio is the baseline column over the first one."""
