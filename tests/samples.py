@@ -75,6 +75,11 @@ def _grouped_outer() -> Sample:
     return (torch.randn(7, 16), torch.randn(7, 9), torch.tensor([2, 2, 5], dtype=torch.int32)), {}
 
 
+def _attention() -> Sample:
+    q, k, v = torch.randn(2, 5, 4, 16).transpose(1, 2), torch.randn(2, 2, 7, 16), torch.randn(2, 2, 7, 8)
+    return (q, k, v, torch.rand(2, 1, 1, 7) < 0.7), {}
+
+
 def _mqa_logits() -> Sample:
     begins, ends = torch.tensor([0, 2, 3], dtype=torch.int32), torch.tensor([5, 4, 3], dtype=torch.int32)
     return (_e4m3(3, 4, 32), _e4m3(5, 32), torch.rand(5), torch.rand(3, 4), begins, ends), {}
@@ -162,6 +167,7 @@ SAMPLES: dict[str, Callable[[], Sample]] = {
     "grouped_mm": _grouped_mm,
     "grouped_outer": _grouped_outer,
     "grouped_outer_": lambda: ((torch.randn(3, 16, 9), *_grouped_outer()[0]), {"accumulate": True}),
+    "attention": _attention,
     "mqa_logits": _mqa_logits,
     "paged_mqa_logits": _paged_mqa_logits,
     "masked_mm": _masked_mm,

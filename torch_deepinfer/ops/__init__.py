@@ -7,6 +7,7 @@ gradients; the others are for inference and their outputs never require one.
 import torch
 
 from torch_deepinfer.ops.activation import gelu_and_mul, silu_and_mul, silu_and_mul_quant
+from torch_deepinfer.ops.attention import attention
 from torch_deepinfer.ops.gemm import (
     bmm,
     bmm_,
@@ -50,6 +51,7 @@ from torch_deepinfer.ops.topk import topk
 __all__ = [
     "add_rms_norm",
     "add_rms_norm_quant",
+    "attention",
     "bmm",
     "bmm_",
     "dequantize",

@@ -1,0 +1,28 @@
+"""Reference of attention."""
+
+import torch
+
+
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+) -> torch.Tensor:
+    """See :func:`torch_deepinfer.ops.attention`."""
+    group = query.shape[1] // key.shape[1]
+    keys, values = (shared.float().repeat_interleave(group, dim=1) for shared in (key, value))
+    scores = query.float() @ keys.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+    if mask is not None:
+        hidden = ~mask if mask.dtype == torch.bool else mask == -torch.inf
+        added = torch.zeros((), device=query.device) if mask.dtype == torch.bool else mask.float()
+        scores = torch.where(hidden, -torch.inf, scores + added)
+    seen = scores != -torch.inf
+    weights = torch.where(seen, scores.softmax(-1), 0.0)
+    values = torch.where(seen.any(dim=-2)[..., None], values, 0.0)
+    return (weights @ values).to(query.dtype).transpose(1, 2).contiguous().transpose(1, 2)
