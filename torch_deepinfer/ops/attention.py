@@ -81,7 +81,7 @@ def _attention_meta(query, key, value, mask=None, *, scale=None, causal=False):
     _check_like_query("key", key, query)
     _check_like_query("value", value, query)
     batch, heads, queries, depth = query.shape
-    _, key_heads, keys, value_depth = *key.shape[:3], value.shape[3]
+    key_heads, keys = key.shape[1:3]
     check(
         key.shape[0] == batch and key.shape[3] == depth,
         f"attention: key must have the batch and the last dimension of query, {batch} and {depth}, got {shape_of(key)}",
@@ -98,4 +98,4 @@ def _attention_meta(query, key, value, mask=None, *, scale=None, causal=False):
     check(not (causal and mask is not None), "attention: causal attention takes no mask")
     if mask is not None:
         _check_mask(mask, query, keys)
-    return query.new_empty((batch, queries, heads, value_depth)).transpose(1, 2)
+    return query.new_empty((batch, queries, heads, value.shape[3])).transpose(1, 2)
