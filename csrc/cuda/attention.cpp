@@ -4,6 +4,7 @@
 
 #include "../jit/cuda_launch.h"
 #include "attention_config.h"
+#include "attention_prefill.h"
 #include "launch.h"
 
 namespace deepinfer::cuda {
@@ -52,6 +53,8 @@ void attention_portable(const AttentionArgs& args, int device) {
 
 int64_t attention_scratch(const AttentionArgs& args, int device) { return 0; }
 
-void attention(const AttentionArgs& args, float* scratch, int device) { attention_portable(args, device); }
+void attention(const AttentionArgs& args, float* scratch, int device) {
+  if (!attention_prefill(args, device)) attention_portable(args, device);
+}
 
 }  // namespace deepinfer::cuda

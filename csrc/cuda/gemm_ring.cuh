@@ -41,25 +41,6 @@ struct GemmShape {
   static constexpr int scale_bytes = (scales * 4 + 127) / 128 * 128;
 };
 
-// The place in the ring, and the parity of its barriers.
-template <int stages>
-struct RingPlace {
-  int stage = 0;
-  uint32_t parity = 0;
-
-  DEVICE void advance() {
-    if (++stage == stages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-  DEVICE void skip(int count) {
-    stage += count;
-    parity ^= stage / stages % 2;
-    stage %= stages;
-  }
-};
-
 template <GemmConfig c>
 struct GemmRing {
   using Shape = GemmShape<c>;
@@ -83,10 +64,6 @@ template <GemmConfig c>
 DEVICE int first_row() {
   return c.in_turn ? 0 : threadIdx.x / 128 * GemmShape<c>::tall;
 }
-
-// Two warpgroups that take turns. The second one passes the first turn.
-DEVICE void await_turn() { asm volatile("bar.sync %0, 256;" ::"r"(4 + threadIdx.x / 128) : "memory"); }
-DEVICE void pass_turn() { asm volatile("bar.arrive %0, 256;" ::"r"(5 - threadIdx.x / 128) : "memory"); }
 
 template <GemmConfig c>
 DEVICE void release(const GemmRing<c>& ring, int stage) {

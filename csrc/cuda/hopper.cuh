@@ -48,6 +48,25 @@ DEVICE void wait_bulk_stores_read() {
   asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
+// The place in a ring of stages between who loads and who reads, and the parity of its barriers.
+template <int stages>
+struct RingPlace {
+  int stage = 0;
+  uint32_t parity = 0;
+
+  DEVICE void advance() {
+    if (++stage == stages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+  DEVICE void skip(int count) {
+    stage += count;
+    parity ^= stage / stages % 2;
+    stage %= stages;
+  }
+};
+
 // ---- boxes of tensors ----
 
 // So that the first copy does not wait for the map. Kernel arguments may be read while the kernel before still runs.
@@ -66,6 +85,13 @@ DEVICE void tensor_load(void* shared, const TensorMap& map, int x, int y, int z,
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::
           "r"(shared_address(shared)), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier)) : "memory");
+}
+DEVICE void tensor_load(void* shared, const TensorMap& map, int x, int y, int z, int u, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%2, %3, %4, %5}], [%6];" ::
+          "r"(shared_address(shared)), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(u), "r"(shared_address(barrier))
+      : "memory");
 }
 // `policy`: what becomes of the data in the L2 cache.
 DEVICE void tensor_load(void* shared, const TensorMap& map, int x, int y, int z, uint64_t* barrier, uint64_t policy) {
@@ -210,6 +236,10 @@ DEVICE void warpgroup_sync(int id) { asm volatile("bar.sync %0, 128;" ::"r"(id) 
 template <int count> DEVICE void warpgroups_sync(int id) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(count * 128) : "memory");
 }
+
+// Two warpgroups that take turns. The second one passes the first turn.
+DEVICE void await_turn() { asm volatile("bar.sync %0, 256;" ::"r"(4 + threadIdx.x / 128) : "memory"); }
+DEVICE void pass_turn() { asm volatile("bar.arrive %0, 256;" ::"r"(5 - threadIdx.x / 128) : "memory"); }
 
 // The registers of each thread of the warpgroup from here on.
 template <int registers> DEVICE void give_registers_back() {

@@ -66,42 +66,66 @@ template <int pending> DEVICE void wait_products() {
 #define HOLD_120(d) HOLD_112(d), EIGHT(d, 112)
 #define HOLD_128(d) HOLD_120(d), EIGHT(d, 120)
 
-// Of `sums` registers, whose numbers a, b, ta and tb follow.
-#define PRODUCT(n, sums, a, b, ta, tb)                                                                               \
+// Of `sums` registers, whose numbers a, b, ta, tb and s follow.
+#define PRODUCT(n, sums, a, b, ta, tb, s)                                                                            \
   if constexpr (columns == n) {                                                                                       \
     if constexpr (type == Operand::bf16)                                                                              \
-      asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" SUMS_##sums "}, " a ", " b            \
-                   ", 1, 1, 1, " ta ", " tb ";" : HOLD_##sums(d) : "l"(rows_at), "l"(columns_at),                     \
-                   "n"(rows_dense_k ? 0 : 1), "n"(columns_dense_k ? 0 : 1));                                          \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" SUMS_##sums "}, " a ", " b ", " s     \
+                   ", 1, 1, " ta ", " tb ";" : HOLD_##sums(d) : "l"(rows_at), "l"(columns_at),                        \
+                   "n"(rows_dense_k ? 0 : 1), "n"(columns_dense_k ? 0 : 1), "n"(add ? 1 : 0));                        \
     if constexpr (type == Operand::f16)                                                                               \
-      asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.f16.f16 {" SUMS_##sums "}, " a ", " b              \
-                   ", 1, 1, 1, " ta ", " tb ";" : HOLD_##sums(d) : "l"(rows_at), "l"(columns_at),                     \
-                   "n"(rows_dense_k ? 0 : 1), "n"(columns_dense_k ? 0 : 1));                                          \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.f16.f16 {" SUMS_##sums "}, " a ", " b ", " s       \
+                   ", 1, 1, " ta ", " tb ";" : HOLD_##sums(d) : "l"(rows_at), "l"(columns_at),                        \
+                   "n"(rows_dense_k ? 0 : 1), "n"(columns_dense_k ? 0 : 1), "n"(add ? 1 : 0));                        \
     if constexpr (type == Operand::e4m3)                                                                              \
       asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" SUMS_##sums "}, " a ", " b ", " ta     \
                    ", 1, 1;" : HOLD_##sums(d) : "l"(rows_at), "l"(columns_at), "n"(add ? 1 : 0));                      \
   }
 
-// d[columns / 2] += rows x columns, over 32 bytes of k. k is dense or not; it is for e4m3, where `add` may be false:
-// d = ...
+// d[columns / 2] += rows x columns, over 32 bytes of k, or d = ... without `add`. k is dense or not; it is for e4m3.
 template <Operand type, int columns, bool rows_dense_k, bool columns_dense_k, bool add = true>
 DEVICE void multiply(float* d, uint64_t rows_at, uint64_t columns_at) {
-  PRODUCT(16, 8, "%8", "%9", "%10", "%11")
-  PRODUCT(32, 16, "%16", "%17", "%18", "%19")
-  PRODUCT(48, 24, "%24", "%25", "%26", "%27")
-  PRODUCT(64, 32, "%32", "%33", "%34", "%35")
-  PRODUCT(80, 40, "%40", "%41", "%42", "%43")
-  PRODUCT(96, 48, "%48", "%49", "%50", "%51")
-  PRODUCT(112, 56, "%56", "%57", "%58", "%59")
-  PRODUCT(128, 64, "%64", "%65", "%66", "%67")
-  PRODUCT(144, 72, "%72", "%73", "%74", "%75")
-  PRODUCT(160, 80, "%80", "%81", "%82", "%83")
-  PRODUCT(176, 88, "%88", "%89", "%90", "%91")
-  PRODUCT(192, 96, "%96", "%97", "%98", "%99")
-  PRODUCT(208, 104, "%104", "%105", "%106", "%107")
-  PRODUCT(224, 112, "%112", "%113", "%114", "%115")
-  PRODUCT(240, 120, "%120", "%121", "%122", "%123")
-  PRODUCT(256, 128, "%128", "%129", "%130", "%131")
+  PRODUCT(16, 8, "%8", "%9", "%10", "%11", "%12")
+  PRODUCT(32, 16, "%16", "%17", "%18", "%19", "%20")
+  PRODUCT(48, 24, "%24", "%25", "%26", "%27", "%28")
+  PRODUCT(64, 32, "%32", "%33", "%34", "%35", "%36")
+  PRODUCT(80, 40, "%40", "%41", "%42", "%43", "%44")
+  PRODUCT(96, 48, "%48", "%49", "%50", "%51", "%52")
+  PRODUCT(112, 56, "%56", "%57", "%58", "%59", "%60")
+  PRODUCT(128, 64, "%64", "%65", "%66", "%67", "%68")
+  PRODUCT(144, 72, "%72", "%73", "%74", "%75", "%76")
+  PRODUCT(160, 80, "%80", "%81", "%82", "%83", "%84")
+  PRODUCT(176, 88, "%88", "%89", "%90", "%91", "%92")
+  PRODUCT(192, 96, "%96", "%97", "%98", "%99", "%100")
+  PRODUCT(208, 104, "%104", "%105", "%106", "%107", "%108")
+  PRODUCT(224, 112, "%112", "%113", "%114", "%115", "%116")
+  PRODUCT(240, 120, "%120", "%121", "%122", "%123", "%124")
+  PRODUCT(256, 128, "%128", "%129", "%130", "%131", "%132")
+}
+
+#undef PRODUCT
+
+// The same with rows in registers.
+#define PRODUCT(n, sums, a0, a1, a2, a3, b, tb)                                                                      \
+  if constexpr (columns == n) {                                                                                       \
+    if constexpr (type == Operand::bf16)                                                                              \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" SUMS_##sums "}, {" a0 ", " a1 ", " a2  \
+                   ", " a3 "}, " b ", 1, 1, 1, " tb ";" : HOLD_##sums(d) :                                            \
+                   "r"(rows[0]), "r"(rows[1]), "r"(rows[2]), "r"(rows[3]), "l"(columns_at),                           \
+                   "n"(columns_dense_k ? 0 : 1));                                                                     \
+    if constexpr (type == Operand::f16)                                                                               \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.f16.f16 {" SUMS_##sums "}, {" a0 ", " a1 ", " a2    \
+                   ", " a3 "}, " b ", 1, 1, 1, " tb ";" : HOLD_##sums(d) :                                            \
+                   "r"(rows[0]), "r"(rows[1]), "r"(rows[2]), "r"(rows[3]), "l"(columns_at),                           \
+                   "n"(columns_dense_k ? 0 : 1));                                                                     \
+  }
+
+// d[columns / 2] += rows x columns, over k of 16. The rows' elements are those that sums of 16 columns would have, two
+// in each register. Neither they nor d may be touched before the product is done.
+template <Operand type, int columns, bool columns_dense_k>
+DEVICE void multiply_registers(float* d, const uint32_t* rows, uint64_t columns_at) {
+  PRODUCT(64, 32, "%32", "%33", "%34", "%35", "%36", "%37")
+  PRODUCT(128, 64, "%64", "%65", "%66", "%67", "%68", "%69")
 }
 
 #undef PRODUCT
