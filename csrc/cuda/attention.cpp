@@ -4,6 +4,8 @@
 
 #include "../jit/cuda_launch.h"
 #include "attention_config.h"
+#include "attention_decode.h"
+#include "attention_names.h"
 #include "attention_prefill.h"
 #include "launch.h"
 
@@ -12,16 +14,7 @@ namespace deepinfer::cuda {
 namespace {
 
 constexpr int kPortableThreads = 128;
-
-const char* name_of(AttentionMask mask) {
-  switch (mask) {
-    case AttentionMask::none: return "AttentionMask::none";
-    case AttentionMask::causal: return "AttentionMask::causal";
-    case AttentionMask::boolean: return "AttentionMask::boolean";
-    case AttentionMask::added: return "AttentionMask::added";
-  }
-  return "";
-}
+constexpr int64_t kFewRows = 64;  // of queries that share keys, for which reading these is what takes time
 
 jit::KernelSource describe_portable(const AttentionPortableConfig& c) {
   jit::KernelSource source;
@@ -51,10 +44,17 @@ void attention_portable(const AttentionArgs& args, int device) {
 
 }  // namespace
 
-int64_t attention_scratch(const AttentionArgs& args, int device) { return 0; }
+int64_t attention_scratch(const AttentionArgs& args, int device) {
+  return suits_attention_decode(args, device) ? attention_decode_scratch(args, device) : 0;
+}
 
 void attention(const AttentionArgs& args, float* scratch, int device) {
-  if (!attention_prefill(args, device)) attention_portable(args, device);
+  const bool reads_keys_once = args.heads / args.key_heads * args.queries <= kFewRows;
+  const bool suits_decode = suits_attention_decode(args, device);
+  if (suits_decode && reads_keys_once) return attention_decode(args, scratch, device);
+  if (attention_prefill(args, device)) return;
+  if (suits_decode) return attention_decode(args, scratch, device);
+  attention_portable(args, device);
 }
 
 }  // namespace deepinfer::cuda
