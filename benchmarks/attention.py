@@ -1,7 +1,8 @@
 """Attention as transformers spells it: keys repeated for the heads that share them, and a mask built in the model.
 
 Forms: one new token over a static cache (``decode``), a prompt under the model's own causal mask (``prefill``) or
-sliding window (``window``), and both with sinks as GPT-OSS has them. The floor of decode is reading the cache.
+sliding window (``window``), and both with sinks as GPT-OSS has them. The floor of decode is reading the half of the
+cache that the mask shows.
 """
 
 from functools import partial
@@ -12,7 +13,7 @@ from harness import Bench
 
 import torch_deepinfer.inductor  # noqa: F401  (the backend, also where the package is not installed)
 
-# form, sequences, heads, heads of keys, tokens of the prompt or positions of the cache, size of a head
+# form, sequences, heads, heads of keys, tokens of the prompt or positions of the cache, size of a head, of its values
 CASES = {
     "cpu": [
         ("decode", 1, 9, 3, 128, 64),
@@ -34,6 +35,9 @@ CASES = {
         ("decode", 8, 9, 3, 512, 64),
         ("decode", 16, 32, 4, 1024, 128),
         ("decode", 64, 32, 8, 2048, 128),
+        ("decode", 1, 16, 16, 1024, 192, 128),
+        ("decode", 16, 16, 16, 1024, 192, 128),
+        ("decode", 64, 16, 16, 1024, 192, 128),
         ("prefill", 1, 32, 8, 16, 128),
         ("prefill", 1, 32, 8, 512, 128),
         ("prefill", 1, 32, 4, 2048, 128),
@@ -84,14 +88,15 @@ def main() -> None:
     ours = {"backend": "deepinfer", "options": {"deepinfer.patterns": ["attention"]}}
     dtypes = (torch.bfloat16,) if device == "cuda" else (torch.bfloat16, torch.float32)
     for dtype in dtypes:
-        for form, batch, heads, shared, length, size in CASES[device]:
-            name = f"{batch} x {heads}/{shared} heads of {size}, {length}"
+        for form, batch, heads, shared, length, *sizes in CASES[device]:
+            size, of_values = sizes[0], sizes[-1]
+            name = f"{batch} x {heads}/{shared} heads of {'/'.join(map(str, sizes))}, {length}"
             case = {"form": form, "shape": name, "dtype": str(dtype).removeprefix("torch.")}
             if not bench.wanted(case):
                 continue
             tokens = 1 if "decode" in form else length
             q = torch.randn(batch, tokens, heads, size, device=device).to(dtype).transpose(1, 2)
-            k, v = (torch.randn(batch, shared, length, size, device=device).to(dtype) for _ in range(2))
+            k, v = (torch.randn(batch, shared, length, of, device=device).to(dtype) for of in (size, of_values))
             tensors = [q, k, v]
             if "decode" in form:
                 tensors.append((torch.arange(length, device=device) < length // 2).expand(batch, 1, 1, -1))
@@ -99,7 +104,7 @@ def main() -> None:
                 tensors.append(torch.randn(heads, device=device).to(dtype))
             call = partial(torch.compile, attention, dynamic=False)
             columns = {name: partial(f, form, *tensors) for name, f in {"ours": call(**ours), "stock": call()}.items()}
-            bench.row(case, columns, k.nbytes + v.nbytes if "decode" in form else None)
+            bench.row(case, columns, (k.nbytes + v.nbytes) // 2 if "decode" in form else None)
     bench.finish()
 
 

@@ -9,6 +9,8 @@ from test_inductor_attention import repeat
 from test_inductor_masks import added, indexed
 from test_inductor_sinks import spelled
 
+from torch_deepinfer.inductor.patterns.attention_decode import MOST_TOKENS
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here"),
@@ -17,10 +19,10 @@ pytestmark = [
 TOKENS = 24
 
 
-def check(function: Any, *tensors: torch.Tensor) -> dict[str, int]:
+def check(function: Any, *tensors: torch.Tensor, disable: str = "") -> dict[str, int]:
     """What was swapped; the results are as near to those in float64 as eager's are."""
     with torch.no_grad():
-        run = traced(function, {"deepinfer.patterns": "all"})
+        run = traced(function, {"deepinfer.patterns": "all", "deepinfer.disable": disable})
         ours, eager = run(*tensors), function(*tensors)
         exact = function(*(tensor.double() if tensor.is_floating_point() else tensor for tensor in tensors))
     assert ours.shape == eager.shape
@@ -80,19 +82,29 @@ def test_everything_is_seen(dtype, tokens, length):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tokens", [1, 7, 24])
 @pytest.mark.parametrize("length", [24, 37, 64, 300])
-def test_a_mask_from_outside(dtype, tokens, length):
+@pytest.mark.parametrize("disable", ["", "decode_attention"])
+def test_a_mask_from_outside(dtype, tokens, length, disable):
     seen = torch.rand(2, 1, tokens, length, device="cuda") < 0.5
     seen[..., 0] = True
     for mask in (seen, added(seen, -torch.inf, dtype), added(seen.expand(-1, 8, -1, -1), -torch.inf, dtype)):
-        done = check(attention, *inputs(dtype, tokens, length), mask)
-        assert dtype == torch.float32 or done == {"grouped_query_attention": 1}, done
+        done = check(attention, *inputs(dtype, tokens, length), mask, disable=disable)
+        own = tokens <= MOST_TOKENS and not disable
+        pattern = "decode_attention" if own else "grouped_query_attention"
+        assert dtype == torch.float32 or done == {pattern: 1}, done
 
 
 def test_a_cache_of_many_sequences():
     seen = torch.rand(64, 1, 1, 96, device="cuda") < 0.5
     seen[..., 0] = True
-    done = check(attention, *inputs(torch.bfloat16, 1, 96, batch=64), seen)
-    assert done == {"grouped_query_attention": 1}
+    tensors = inputs(torch.bfloat16, 1, 96, batch=64)
+    assert check(attention, *tensors, seen) == {"decode_attention": 1}
+    assert check(attention, *tensors, seen, disable="decode_attention") == {"grouped_query_attention": 1}
+
+
+def test_latent_attention_of_a_token():
+    tensors = inputs(torch.bfloat16, 1, 300, shared=8, size=192, of_values=128)
+    seen = (torch.arange(300, device="cuda") < 77)[None, None, None]
+    assert check(attention, *tensors, seen) == {"decode_attention": 1}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -3,6 +3,7 @@
 from torch_deepinfer.inductor.matcher import Pattern
 from torch_deepinfer.inductor.patterns import (
     activation,
+    attention_decode,
     attention_grouped,
     attention_packed,
     attention_prefill,
@@ -31,6 +32,7 @@ PATTERNS: list[Pattern] = [
     *sampling.PATTERNS,
     *topk.PATTERNS,
     *attention_sinks.PATTERNS,
+    *attention_decode.PATTERNS,
     *attention_prefill.PATTERNS,
     *attention_span.PATTERNS,
     *attention_grouped.PATTERNS,
