@@ -8,6 +8,7 @@ from test_inductor_moe import traced_for_cuda
 
 from torch_deepinfer import jit
 from torch_deepinfer.inductor import rewrite
+from torch_deepinfer.inductor.patterns import attention_decode
 from torch_deepinfer.inductor.patterns.attention_decode import MOST_TOKENS
 
 aten = torch.ops.aten
@@ -17,6 +18,7 @@ BATCH, HEADS, POSITIONS = 2, 8, 100
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch):
     monkeypatch.setattr(jit, "available", lambda: True)
+    monkeypatch.setattr(attention_decode, "_has_fast_kernel", lambda: True)
 
 
 @pytest.fixture
@@ -27,8 +29,8 @@ def matches(monkeypatch):
     return found
 
 
-def inputs(tokens=1, shared=HEADS, size=64, of_values=64, dtype=torch.bfloat16):
-    q = torch.randn(BATCH, tokens, HEADS, size).to(dtype)
+def inputs(tokens=1, shared=HEADS, size=64, of_values=64, dtype=torch.bfloat16, heads=HEADS):
+    q = torch.randn(BATCH, tokens, heads, size).to(dtype)
     return q, *(torch.randn(BATCH, shared, POSITIONS, of).to(dtype) for of in (size, of_values))
 
 
@@ -111,6 +113,7 @@ def test_heads_of_latent_attention():
 def test_what_is_left_alone():
     assert not swapped(*inputs(MOST_TOKENS + 1))
     assert not swapped(*inputs(dtype=torch.float32), kernel="efficient")
+    assert not swapped(*inputs(5, shared=1, heads=16))  # of 80 queries that share keys
     assert not swapped(*inputs(), dropout=0.1)
     assert not swapped(*inputs(size=60, of_values=60))  # sizes that the op does not take
 

@@ -1,8 +1,6 @@
 #include "attention_decode.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <cstdio>
 #include <limits>
 
 #include "../jit/cuda_launch.h"
@@ -16,6 +14,7 @@ namespace {
 
 constexpr int kTileKeys = 16, kWarps = 4, kCombineThreads = 128;  // as in attention_decode.cuh
 constexpr int64_t kMostTiles = 2048, kMostParts = 32;             // of a block; of a query
+constexpr int64_t kBlocksPerProcessor = 2;                        // from which on keys are not split
 
 // Registers of a lane: keys, values, queries, sums, rows of the mask, and the rest.
 int registers(const AttentionDecodeConfig& c) {
@@ -83,7 +82,8 @@ struct Plan {
   int64_t blocks(const AttentionArgs& args) const { return args.batch * args.key_heads * parts * blocks_of_rows; }
 };
 
-// Enough blocks that the processors finish at about the same time; each of a tile or more for every warp.
+// Keys are split where there are fewer queries than processors have room for. More and smaller parts were slower: each
+// costs a block's start, and traffic for its sums.
 Plan plan_of(const AttentionArgs& args, int multiprocessors) {
   const int64_t rows = rows_of(args);
   Plan plan{};
@@ -99,17 +99,11 @@ Plan plan_of(const AttentionArgs& args, int multiprocessors) {
   c.columns = 2;
   if (rows <= 8 || registers(c) > 250) c.columns = 1;
   plan.blocks_of_rows = ceil_div(rows, 8 * c.columns);
-  const int64_t blocks = args.batch * args.key_heads * plan.blocks_of_rows, least = kTileKeys * c.warps;
-  int64_t wanted = 2 * multiprocessors * blocks_per_sm(c);
-  int64_t parts = blocks >= wanted / 2 ? 1 : ceil_div(wanted, blocks);
-  if (const char* text = std::getenv("DEEPINFER_ATT")) {
-    int force = 0;
-    std::sscanf(text, "%d", &force);
-    if (force) parts = force;
-  }
-  parts = std::min({parts, kMostParts, ceil_div(args.keys, least)});
-  parts = std::max({parts, int64_t(1), ceil_div(args.keys, kMostTiles * kTileKeys)});
-  plan.span = std::max(least, ceil_div(ceil_div(args.keys, parts), least) * least);
+  const int64_t blocks = args.batch * args.key_heads * plan.blocks_of_rows, least = 2 * kTileKeys * c.warps;
+  int64_t parts = std::min({kBlocksPerProcessor * multiprocessors / blocks, ceil_div(args.keys, least), kMostParts});
+  parts = std::max({parts, ceil_div(args.keys, kMostTiles * kTileKeys), int64_t(1)});
+  const int64_t step = kTileKeys * c.warps;
+  plan.span = std::max(step, ceil_div(ceil_div(args.keys, parts), step) * step);
   plan.parts = std::max(int64_t(1), ceil_div(args.keys, plan.span));
   c.parts = plan.parts > 1;
   return plan;

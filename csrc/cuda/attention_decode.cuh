@@ -3,8 +3,8 @@
 // A warp takes tiles of 16 keys and works by itself: 16-byte loads bring keys and values straight into registers, laid
 // out so that they are operands of the matrix unit as they come. Scores are keys times queries, 16 x 8; elements of a
 // row lie four pairs apart from where the instruction has them, in both factors alike. Results are values times weights,
-// columns x 8: the operand has two keys in a word, so that words of two keys swap halves. The keys of the next tile and
-// the values of this one are on their way while a warp computes: about 10 KB a warp, and 12 warps to a processor.
+// columns x 8: the operand has two keys in a word, so that words of two keys swap halves. As soon as the
+// keys, or the values, of a tile are used, those of the next are on their way: about 10 KB a warp, 12 warps a processor.
 //
 // Keys that are split over warps and blocks are put together by their greatest scores, in a fixed order: in shared
 // memory for the warps, by attention_combine for the blocks.
@@ -349,13 +349,14 @@ DEVICE void attention_decode(const AttentionDecodeArgs& args) {
 
   DecodeState<c> state;
   KeyTile<c> keys;
+  ValueTile<c> values;
   int tile = next(at.warp - c.warps);
-  if (tile < tiles) keys.load(p, at, mask_rows, at.first + tile * kTileKeys);
+  if (tile < tiles) {
+    keys.load(p, at, mask_rows, at.first + tile * kTileKeys);
+    values.load(p, at, at.first + tile * kTileKeys);
+  }
   while (tile < tiles) {
     const int first = at.first + tile * kTileKeys;
-    ValueTile<c> values;
-    values.load(p, at, first);
-
     float scores[c.columns][4] = {};
 #pragma unroll
     for (int i = 0; i < S::pieces; ++i)
@@ -389,6 +390,7 @@ DEVICE void attention_decode(const AttentionDecodeArgs& args) {
       values.drop_unseen(at, __ballot_sync(0xffffffff, is_seen[0]), __ballot_sync(0xffffffff, is_seen[1]));
     state.add(values, weights);
     tile = following;
+    if (tile < tiles) values.load(p, at, at.first + tile * kTileKeys);
   }
   state.leave(shared, at);
   __syncthreads();

@@ -5,6 +5,7 @@ the cache not at all, and the mask is the one of booleans that the model made, b
 it into what is added to scores and padded it.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -27,18 +28,20 @@ from torch_deepinfer.inductor.matcher import (
 )
 from torch_deepinfer.inductor.patterns.attention import CALLS, Attention, read, unrepeated
 
-MOST_TOKENS = 8
+MOST_TOKENS, MOST_ROWS = 8, 64  # of queries; of queries and heads that share keys
 
 
 def match_attention(call: Node) -> Match | None:
     attention = read(call)
-    if not isinstance(attention, Attention) or not _takes(attention):
+    if not isinstance(attention, Attention):
         return None
     key, values = attention.key, attention.values
     shared_key, shared_values = unrepeated(key), unrepeated(values)
     if shared_key is not None and shared_values is not None:
         key, values = shared_key, shared_values
     mask = attention.mask
+    if not _takes(attention.query, key, mask):
+        return None
     return Match(
         torch.ops.deepinfer.attention.default,
         (attention.query, key, values, None if mask is None else _as_made(mask)),
@@ -48,15 +51,24 @@ def match_attention(call: Node) -> Match | None:
     )
 
 
-def _takes(attention: Attention) -> bool:
-    tokens = shape_of(attention.query)[2]
+def _takes(query: Node, key: Node, mask: Any) -> bool:
+    heads, tokens = shape_of(query)[1:3]
+    shared = shape_of(key)[1]
     return (
-        value(attention.query).device.type == "cuda"
-        and dtype_of(attention.query) in LOW_PRECISION
-        and isinstance(tokens, int)
+        value(query).device.type == "cuda"
+        and dtype_of(query) in LOW_PRECISION
+        and all(isinstance(size, int) for size in (heads, tokens, shared))
         and tokens <= MOST_TOKENS
-        and (attention.mask is None or is_tensor(attention.mask))
+        and heads // shared * tokens <= MOST_ROWS
+        and (mask is None or is_tensor(mask))
+        and _has_fast_kernel()
     )
+
+
+@functools.cache
+def _has_fast_kernel() -> bool:
+    """It needs the matrix unit of compute capability 8.0."""
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
 
 
 def _as_made(mask: Node) -> Node:
