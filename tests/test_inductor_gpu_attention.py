@@ -65,6 +65,25 @@ def test_causal(shape, dtype):
     }
 
 
+MANY = {
+    "shared keys": {"size": 128},
+    "small heads": {"size": 64, "shared": 8},
+    "heads of MLA": {"shared": 8, "size": 192, "of_values": 128},
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", MANY)
+@pytest.mark.parametrize("causal", [False, True])
+def test_many_tokens(shape, dtype, causal):
+    def function(q, k, v):
+        return attention(q.contiguous(), k, v, is_causal=causal).transpose(1, 2).flatten(2)
+
+    is_hopper = torch.cuda.get_device_capability() == (9, 0)
+    done = check(function, *inputs(dtype, 300, 300, **MANY[shape]))
+    assert ("prefill_attention" in done) == is_hopper
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("before", [1, 5])
 def test_window(dtype, before):

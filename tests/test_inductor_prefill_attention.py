@@ -1,7 +1,10 @@
 """Attention of many tokens: what goes to our own kernel and what does not, on a GPU that need not be there."""
 
 import pytest
+import test_inductor_masks
+import test_inductor_mutants
 import torch
+from graphs import swaps, traced
 from test_inductor_attention import repeat
 from test_inductor_masks import added
 from test_inductor_moe import traced_for_cuda
@@ -100,3 +103,32 @@ def test_near_misses(name):
 def test_other_devices(monkeypatch):
     monkeypatch.setattr(attention_prefill, "_is_hopper", lambda: False)
     assert not swapped(*(heads(128) for _ in range(3)))
+
+
+@pytest.fixture
+def anywhere(monkeypatch, one_thread):
+    """The pattern on a CPU, whose kernel computes the same."""
+    monkeypatch.setattr(attention_prefill, "_takes", lambda attention: True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("by_head", [False, True])
+@pytest.mark.parametrize("name", test_inductor_masks.KNOWN)
+def test_values(anywhere, name, by_head, dtype):
+    def function(q, k, v):
+        q = q.contiguous() if by_head else q
+        mask = test_inductor_masks.KNOWN[name]()
+        return merged(test_inductor_masks.attention(q, k, v, mask if mask.dtype == torch.bool else mask.to(dtype)))
+
+    given = test_inductor_masks.inputs(dtype)
+    with torch.no_grad():
+        run = traced(function, {"deepinfer.patterns": "all"})
+        ours, eager = run(*given), function(*given)
+    assert swaps(run.report) == {"prefill_attention": 1}
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(ours, eager, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", ["attention", "masked attention"])
+def test_mutants(anywhere, name):
+    test_inductor_mutants.test_mutants_keep_their_values(name)

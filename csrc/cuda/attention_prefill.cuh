@@ -177,10 +177,15 @@ class PrefillRows {
   static constexpr Operand type = c.type == DType::bf16 ? Operand::bf16 : Operand::f16;
   using Out = Element<c.type>;
 
+  // The same in all lanes. Said like this, the compiler sees it, and keeps what follows from it in uniform registers.
+  static DEVICE uint64_t uniform(uint64_t descriptor) {
+    const uint32_t low = uint32_t(descriptor) + threadIdx.x % 32;
+    return descriptor >> 32 << 32 | __shfl_sync(0xffffffff, low, 0);
+  }
+
   DEVICE void issue_scores() {
-    const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);  // uniform, as the compiler then sees
-    const uint64_t queries = matrix_descriptor<true>(shared_.query[0][warpgroup * 64], 0);
-    const uint64_t keys = matrix_descriptor<true>(shared_.key[key_.stage], 0);
+    const uint64_t queries = uniform(matrix_descriptor<true>(shared_.query[0][threadIdx.x / 128 * 64], 0));
+    const uint64_t keys = uniform(matrix_descriptor<true>(shared_.key[key_.stage], 0));
     multiply<type, kPrefillTile, true, true, false>(scores_, queries, keys);
 #pragma unroll
     for (int k = 16; k < c.depth; k += 16) {
@@ -301,6 +306,11 @@ DEVICE void attention_prefill(const AttentionPrefillArgs& args) {
   auto& shared =
       *reinterpret_cast<PrefillShared<c>*>(dynamic_shared + (0u - shared_address(dynamic_shared)) % 1024);
   constexpr int warps = 8;  // that read
+  if (threadIdx.x == 256) {
+    prefetch_map(args.query);
+    prefetch_map(args.key);
+    prefetch_map(args.value);
+  }
   if (threadIdx.x == 0) {
     init_barrier(&shared.query_full, 1);
     init_barrier(&shared.query_empty, warps);
