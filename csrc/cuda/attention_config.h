@@ -21,7 +21,8 @@ struct AttentionDecodeConfig {
   int value_depth;
   int columns;      // queries of a block, in eights
   int warps;
-  int parts;        // 1: blocks leave their sums in scratch
+  int cluster;      // blocks that put their parts together in shared memory
+  int scratch;      // 1: blocks leave their parts in scratch
 };
 
 struct AttentionCombineConfig {

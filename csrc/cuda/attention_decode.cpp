@@ -13,8 +13,9 @@ namespace deepinfer::cuda {
 namespace {
 
 constexpr int kTileKeys = 16, kWarps = 4, kCombineThreads = 128;  // as in attention_decode.cuh
-constexpr int64_t kMostTiles = 2048, kMostParts = 32;             // of a block; of a query
-constexpr int64_t kBlocksPerProcessor = 2;                        // from which on keys are not split
+constexpr int64_t kMostTiles = 2048, kMostKeys = kMostTiles * kTileKeys;  // of a block
+constexpr int64_t kMostParts = 32, kMostOfCluster = 8;
+constexpr int64_t kBlocksPerProcessor = 2;  // from which on keys are not split
 
 // Registers of a lane: keys, values, queries, sums, rows of the mask, and the rest.
 int registers(const AttentionDecodeConfig& c) {
@@ -40,20 +41,22 @@ jit::KernelSource describe(const AttentionDecodeConfig& c) {
                   {"value_depth", c.value_depth},
                   {"columns", c.columns},
                   {"warps", c.warps},
-                  {"parts", c.parts}};
+                  {"cluster", c.cluster},
+                  {"scratch", c.scratch}};
   source.threads = 32 * c.warps;
   source.blocks_per_sm = blocks_per_sm(c);
-  source.shared_bytes = c.warps * 8 * c.columns * 4 * (c.value_depth + 2) + int(kMostTiles);
+  source.cluster = c.cluster;
+  source.shared_bytes = (c.warps + (c.cluster > 1)) * 8 * c.columns * 4 * (c.value_depth + 2) + int(kMostTiles);
   source.pdl = true;
   return source;
 }
 
 std::vector<AttentionDecodeConfig> samples() {
-  return {{DType::bf16, AttentionMask::boolean, DType::f32, 1, 192, 128, 1, kWarps, 0},
-          {DType::bf16, AttentionMask::boolean, DType::f32, 1, 128, 128, 1, kWarps, 1},
-          {DType::bf16, AttentionMask::added, DType::bf16, 0, 128, 128, 2, kWarps, 1},
-          {DType::f16, AttentionMask::causal, DType::f32, 0, 256, 256, 1, kWarps, 0},
-          {DType::bf16, AttentionMask::none, DType::f32, 1, 80, 72, 1, kWarps, 0}};
+  return {{DType::bf16, AttentionMask::boolean, DType::f32, 1, 192, 128, 1, kWarps, 1, 0},
+          {DType::bf16, AttentionMask::boolean, DType::f32, 1, 128, 128, 1, kWarps, 8, 0},
+          {DType::bf16, AttentionMask::added, DType::bf16, 0, 128, 128, 2, kWarps, 1, 1},
+          {DType::f16, AttentionMask::causal, DType::f32, 0, 256, 256, 1, kWarps, 1, 0},
+          {DType::bf16, AttentionMask::none, DType::f32, 1, 80, 72, 1, kWarps, 1, 0}};
 }
 
 jit::KernelSource describe_combine(const AttentionCombineConfig& c) {
@@ -84,7 +87,7 @@ struct Plan {
 
 // Keys are split where there are fewer queries than processors have room for. More and smaller parts were slower: each
 // costs a block's start, and traffic for its sums.
-Plan plan_of(const AttentionArgs& args, int multiprocessors) {
+Plan plan_of(const AttentionArgs& args, const jit::DeviceFacts& facts) {
   const int64_t rows = rows_of(args);
   Plan plan{};
   AttentionDecodeConfig& c = plan.config;
@@ -100,12 +103,17 @@ Plan plan_of(const AttentionArgs& args, int multiprocessors) {
   if (rows <= 8 || registers(c) > 250) c.columns = 1;
   plan.blocks_of_rows = ceil_div(rows, 8 * c.columns);
   const int64_t blocks = args.batch * args.key_heads * plan.blocks_of_rows, least = 2 * kTileKeys * c.warps;
-  int64_t parts = std::min({kBlocksPerProcessor * multiprocessors / blocks, ceil_div(args.keys, least), kMostParts});
-  parts = std::max({parts, ceil_div(args.keys, kMostTiles * kTileKeys), int64_t(1)});
+  int64_t parts = std::min({kBlocksPerProcessor * facts.multiprocessors / blocks, ceil_div(args.keys, least), kMostParts});
+  parts = std::max({parts, ceil_div(args.keys, kMostKeys), int64_t(1)});
+  // A cluster saves the second kernel, which takes longer than some more keys for each block.
+  c.cluster = 1;
+  if (facts.capability >= 90 && parts <= 2 * kMostOfCluster && args.keys <= kMostKeys)
+    while (c.cluster < kMostOfCluster && 2 * c.cluster <= parts) c.cluster *= 2;
+  if (c.cluster > 1) parts = c.cluster;
   const int64_t step = kTileKeys * c.warps;
   plan.span = std::max(step, ceil_div(ceil_div(args.keys, parts), step) * step);
-  plan.parts = std::max(int64_t(1), ceil_div(args.keys, plan.span));
-  c.parts = plan.parts > 1;
+  plan.parts = c.cluster > 1 ? parts : std::max(int64_t(1), ceil_div(args.keys, plan.span));
+  c.scratch = plan.parts > c.cluster;
   return plan;
 }
 
@@ -121,21 +129,21 @@ bool is_aligned(const void* data, const HeadStrides& s, int64_t batch, int64_t h
 
 bool suits_attention_decode(const AttentionArgs& args, int device) {
   const jit::DeviceFacts& facts = jit::device_facts(device);
-  return args.type != DType::f32 && facts.capability >= 80 && args.keys <= kMostParts * kMostTiles * kTileKeys &&
+  return args.type != DType::f32 && facts.capability >= 80 && args.keys <= kMostParts * kMostKeys &&
          is_aligned(args.query, args.query_strides, args.batch, args.heads, args.queries) &&
          is_aligned(args.key, args.key_strides, args.batch, args.key_heads, args.keys) &&
          is_aligned(args.value, args.value_strides, args.batch, args.key_heads, args.keys) &&
-         plan_of(args, facts.multiprocessors).blocks(args) <= std::numeric_limits<int32_t>::max();
+         plan_of(args, facts).blocks(args) <= std::numeric_limits<int32_t>::max();
 }
 
 int64_t attention_decode_scratch(const AttentionArgs& args, int device) {
-  const Plan plan = plan_of(args, jit::device_facts(device).multiprocessors);
-  if (plan.parts == 1) return 0;
+  const Plan plan = plan_of(args, jit::device_facts(device));
+  if (!plan.config.scratch) return 0;
   return args.batch * args.key_heads * plan.parts * rows_of(args) * (args.value_depth + 2);
 }
 
 void attention_decode(const AttentionArgs& args, float* scratch, int device) {
-  const Plan plan = plan_of(args, jit::device_facts(device).multiprocessors);
+  const Plan plan = plan_of(args, jit::device_facts(device));
   AttentionDecodeArgs kernel_args{};
   kernel_args.problem = args;
   kernel_args.span = plan.span;
@@ -145,7 +153,7 @@ void attention_decode(const AttentionArgs& args, float* scratch, int device) {
   kernel_args.sums = scratch;
   kernel_args.stats = scratch + rows * plan.parts * args.value_depth;
   kernels.launch(device, plan.config, {unsigned(plan.blocks(args))}, kernel_args);
-  if (plan.parts > 1)
+  if (plan.config.scratch)
     combine_kernels.launch(device, {args.type, kCombineThreads}, {unsigned(ceil_div(rows, kCombineThreads / 32))},
                            kernel_args);
 }

@@ -6,14 +6,15 @@
 // columns x 8: the operand has two keys in a word, so that words of two keys swap halves. As soon as the
 // keys, or the values, of a tile are used, those of the next are on their way: about 10 KB a warp, 12 warps a processor.
 //
-// Keys that are split over warps and blocks are put together by their greatest scores, in a fixed order: in shared
-// memory for the warps, by attention_combine for the blocks.
+// Keys that are split over warps and blocks are put together by their greatest scores, in a fixed order: in the shared
+// memory of a block, then in that of a cluster of up to eight, or by attention_combine for more.
 //
 // A mask is read first, to see which tiles hold a key that is seen; the others are not loaded.
 #pragma once
 
 #include "attention_config.h"
 #include "attention_mask.cuh"
+#include "hopper.cuh"
 #include "mma.cuh"
 
 namespace deepinfer {
@@ -30,12 +31,12 @@ struct DecodeShape {
   static constexpr int masks = c.one_mask ? 1 : 2 * c.columns;  // rows of the mask that concern a lane
 };
 
-// What the warps of a block leave to each other.
+// What the warps of a block leave to each other, and behind that what the block leaves to its cluster.
 template <AttentionDecodeConfig c>
 struct DecodeShared {
-  static constexpr int rows = DecodeShape<c>::rows;
-  float sums[c.warps][rows][c.value_depth];
-  float greatest[c.warps][rows], total[c.warps][rows];
+  static constexpr int rows = DecodeShape<c>::rows, slots = c.warps + (c.cluster > 1);
+  float sums[slots][rows][c.value_depth];
+  float greatest[slots][rows], total[slots][rows];
 };
 
 // Where a block, and a lane within it, stands.
@@ -54,10 +55,10 @@ struct DecodePlace {
     g = threadIdx.x % 32 / 4;
     t = threadIdx.x % 4;
     warp = threadIdx.x / 32;
-    first_row = int(blockIdx.x % args.blocks_of_rows) * S::rows;
-    const int rest = int(blockIdx.x / args.blocks_of_rows);
-    part = rest % args.parts;
-    unit = rest / args.parts;
+    part = int(blockIdx.x % args.parts);
+    const int rest = int(blockIdx.x / args.parts);
+    first_row = rest % args.blocks_of_rows * S::rows;
+    unit = rest / args.blocks_of_rows;
     batch = unit / p.key_heads;
     shared = unit % p.key_heads;
     group = int(p.heads / p.key_heads);
@@ -65,7 +66,7 @@ struct DecodePlace {
     const int64_t begin = part * args.span;
     int64_t stop = begin + args.span < p.keys ? begin + args.span : p.keys;
     if constexpr (c.mask == AttentionMask::causal) {
-      const int64_t last = (first_row + S::rows < rows ? first_row + S::rows : rows) - 1;
+      const int64_t last = first_row + rows_here() - 1;
       if (stop > last / group + 1) stop = last / group + 1;
     }
     first = int(begin);
@@ -74,6 +75,7 @@ struct DecodePlace {
     values = static_cast<const T*>(p.value) + batch * p.value_strides.batch + shared * p.value_strides.head;
   }
 
+  DEVICE int rows_here() const { return rows - first_row < S::rows ? rows - first_row : S::rows; }
   DEVICE int64_t head(int row) const { return shared * group + row % group; }
   DEVICE int query(int row) const { return row / group; }
   DEVICE int tiles() const { return end > first ? (end - first + kTileKeys - 1) / kTileKeys : 0; }
@@ -90,8 +92,7 @@ template <AttentionDecodeConfig c>
 DEVICE void find_tiles(const AttentionArgs& p, const DecodePlace<c>& at, uint8_t* seen) {
   constexpr int kAtOnce = 8;
   const int lane = threadIdx.x % 32, pairs = (at.tiles() + 1) / 2;
-  const int rows = c.one_mask ? 1 : at.rows - at.first_row < DecodeShape<c>::rows ? at.rows - at.first_row
-                                                                                   : DecodeShape<c>::rows;
+  const int rows = c.one_mask ? 1 : at.rows_here();
   for (int from = at.warp * kAtOnce; from < pairs; from += c.warps * kAtOnce) {
     bool any[kAtOnce] = {};
     for (int row = 0; row < rows; ++row) {
@@ -271,14 +272,21 @@ struct DecodeState {
   }
 };
 
-// The warps' sums on one base: into the result, or into scratch.
 template <AttentionDecodeConfig c>
-DEVICE void join_warps(const AttentionDecodeArgs& args, const DecodePlace<c>& at, const DecodeShared<c>& shared) {
+DEVICE void store_result(const AttentionArgs& p, const DecodePlace<c>& at, int row, int column, const float (&sums)[4],
+                         float total) {
   using T = Element<c.type>;
+  const float factor = total == 0.f ? 0.f : 1.f / total;
+  T* out = static_cast<T*>(p.out) + at.batch * p.out_strides.batch + at.head(row) * p.out_strides.head +
+           at.query(row) * p.out_strides.token;
+  store_access(out + column, rounded<T, 4>([&](int j) { return sums[j] * factor; }));
+}
+
+// The warps' sums on one base: into the result, or to where parts are put together.
+template <AttentionDecodeConfig c>
+DEVICE void join_warps(const AttentionDecodeArgs& args, const DecodePlace<c>& at, DecodeShared<c>& shared) {
   constexpr int kVectors = c.value_depth / 4;
-  const AttentionArgs& p = args.problem;
-  const int rows = at.rows - at.first_row < DecodeShape<c>::rows ? at.rows - at.first_row : DecodeShape<c>::rows;
-  for (int i = threadIdx.x; i < rows * kVectors; i += 32 * c.warps) {
+  for (int i = threadIdx.x; i < at.rows_here() * kVectors; i += 32 * c.warps) {
     const int row = i / kVectors, column = i % kVectors * 4;
     float most = hidden_score();
 #pragma unroll
@@ -292,7 +300,14 @@ DEVICE void join_warps(const AttentionDecodeArgs& args, const DecodePlace<c>& at
 #pragma unroll
       for (int j = 0; j < 4; ++j) sums[j] = fmaf(share, shared.sums[w][row][column + j], sums[j]);
     }
-    if constexpr (c.parts) {
+    if constexpr (c.cluster > 1) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) shared.sums[c.warps][row][column + j] = sums[j];
+      if (column == 0) {
+        shared.greatest[c.warps][row] = most;
+        shared.total[c.warps][row] = total;
+      }
+    } else if constexpr (c.scratch) {
       const int64_t to = (at.unit * args.parts + at.part) * at.rows + at.first_row + row;
       store_access(args.sums + to * c.value_depth + column, rounded<float, 4>([&](int j) { return sums[j]; }));
       if (column == 0) {
@@ -300,12 +315,39 @@ DEVICE void join_warps(const AttentionDecodeArgs& args, const DecodePlace<c>& at
         args.stats[2 * to + 1] = total;
       }
     } else {
-      const float factor = total == 0.f ? 0.f : 1.f / total;
-      const int r = at.first_row + row;
-      T* out = static_cast<T*>(p.out) + at.batch * p.out_strides.batch + at.head(r) * p.out_strides.head +
-               at.query(r) * p.out_strides.token;
-      store_access(out + column, rounded<T, 4>([&](int j) { return sums[j] * factor; }));
+      store_result(args.problem, at, at.first_row + row, column, sums, total);
     }
+  }
+}
+
+// The sums of a cluster's blocks on one base: each block writes a part of the result.
+template <AttentionDecodeConfig c>
+DEVICE void join_blocks(const AttentionArgs& p, const DecodePlace<c>& at, const DecodeShared<c>& shared) {
+  constexpr int kVectors = c.value_depth / 4, kThreads = 32 * c.warps;
+  const auto of_block = [](const float& x, int block) {
+    return __int_as_float(load_from_cluster(reinterpret_cast<const int32_t*>(&x), block));
+  };
+  for (int i = at.part * kThreads + threadIdx.x; i < at.rows_here() * kVectors; i += c.cluster * kThreads) {
+    const int row = i / kVectors, column = i % kVectors * 4;
+    float greatest[c.cluster], totals[c.cluster], most = hidden_score();
+    Vec<float, 4> parts[c.cluster];
+#pragma unroll
+    for (int block = 0; block < c.cluster; ++block) {
+      greatest[block] = of_block(shared.greatest[c.warps][row], block);
+      totals[block] = of_block(shared.total[c.warps][row], block);
+      parts[block] = load_from_cluster(&shared.sums[c.warps][row][column], uint32_t(block));
+      most = fmaxf(most, greatest[block]);
+    }
+    const float base = base_of(most);
+    float total = 0.f, sums[4] = {};
+#pragma unroll
+    for (int block = 0; block < c.cluster; ++block) {
+      const float share = weight_of(greatest[block], base);
+      total += totals[block] * share;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) sums[j] = fmaf(share, parts[block].at[j], sums[j]);
+    }
+    store_result(p, at, at.first_row + row, column, sums, total);
   }
 }
 
@@ -395,6 +437,11 @@ DEVICE void attention_decode(const AttentionDecodeArgs& args) {
   state.leave(shared, at);
   __syncthreads();
   join_warps(args, at, shared);
+  if constexpr (c.cluster > 1) {
+    cluster_sync();
+    join_blocks(p, at, shared);
+    cluster_sync();  // before the memory of a block goes away
+  }
 }
 
 // The parts of each query on one base, a warp for each.
