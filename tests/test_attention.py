@@ -67,22 +67,27 @@ def assert_near(out: torch.Tensor, expected: torch.Tensor, message: str = "") ->
     )
 
 
-CASES = [(shape, dtype) for shape in SHAPES for dtype in DTYPES if dtype != torch.float16 or shape[5] == 128]
+EVERY_MASK = SHAPES[1:5]  # on a GPU, where each kind is compiled for each size
+CASES = [(shape, dtype) for shape in SHAPES for dtype in DTYPES if dtype != torch.float16 or shape == SHAPES[3]]
 
 
 @pytest.mark.parametrize(("shape", "dtype"), CASES, ids=str)
 def test_attention(device, shape, dtype):
     q, k, v = tensors(shape, dtype)
     for name, mask in masks(shape, dtype).items():
+        if device == "cuda" and shape not in EVERY_MASK and name not in ("none", "added"):
+            continue
         out = ops.attention(*moved(device, q, k, v, mask))
         assert_near(out, reference.attention(q, k, v, mask), name)
         assert out.transpose(1, 2).is_contiguous()
+    if device == "cuda" and shape not in EVERY_MASK:
+        return
     for scale in (0.0, -0.3, 1.0):
         out = ops.attention(*moved(device, q, k, v), scale=scale, causal=True)
         assert_near(out, reference.attention(q, k, v, scale=scale, causal=True), f"causal, scale {scale}")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=15 if torch.cuda.is_available() else 60, deadline=None)
 @given(data=st.data())
 def test_any_shape(data):
     device = "cuda" if torch.cuda.is_available() else "cpu"

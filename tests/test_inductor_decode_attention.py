@@ -9,7 +9,7 @@ from test_inductor_moe import traced_for_cuda
 from torch_deepinfer import jit
 from torch_deepinfer.inductor import rewrite
 from torch_deepinfer.inductor.patterns import attention_decode
-from torch_deepinfer.inductor.patterns.attention_decode import MOST_TOKENS
+from torch_deepinfer.inductor.patterns.attention_decode import MOST_SHARED_KEYS, MOST_TOKENS
 
 aten = torch.ops.aten
 BATCH, HEADS, POSITIONS = 2, 8, 100
@@ -29,9 +29,9 @@ def matches(monkeypatch):
     return found
 
 
-def inputs(tokens=1, shared=HEADS, size=64, of_values=64, dtype=torch.bfloat16, heads=HEADS):
+def inputs(tokens=1, shared=HEADS, size=64, of_values=64, dtype=torch.bfloat16, heads=HEADS, positions=POSITIONS):
     q = torch.randn(BATCH, tokens, heads, size).to(dtype)
-    return q, *(torch.randn(BATCH, shared, POSITIONS, of).to(dtype) for of in (size, of_values))
+    return q, *(torch.randn(BATCH, shared, positions, of).to(dtype) for of in (size, of_values))
 
 
 def visible(*sizes: int) -> torch.Tensor:
@@ -116,6 +116,13 @@ def test_what_is_left_alone():
     assert not swapped(*inputs(5, shared=1, heads=16))  # of 80 queries that share keys
     assert not swapped(*inputs(), dropout=0.1)
     assert not swapped(*inputs(size=60, of_values=60))  # sizes that the op does not take
+
+
+def test_many_keys():
+    most = MOST_SHARED_KEYS // BATCH // 2
+    assert swapped(*inputs(shared=2, positions=most, size=8, of_values=8))
+    assert not swapped(*inputs(shared=2, positions=most + 1, size=8, of_values=8))
+    assert swapped(*inputs(positions=most, size=8, of_values=8))
 
 
 def test_not_on_a_cpu():

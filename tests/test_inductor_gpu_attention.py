@@ -101,14 +101,12 @@ def test_everything_is_seen(dtype, tokens, length):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tokens", [1, 7, 24])
 @pytest.mark.parametrize("length", [24, 37, 64, 300])
-@pytest.mark.parametrize("disable", ["", "decode_attention"])
-def test_a_mask_from_outside(dtype, tokens, length, disable):
+def test_a_mask_from_outside(dtype, tokens, length):
     seen = torch.rand(2, 1, tokens, length, device="cuda") < 0.5
     seen[..., 0] = True
     for mask in (seen, added(seen, -torch.inf, dtype), added(seen.expand(-1, 8, -1, -1), -torch.inf, dtype)):
-        done = check(attention, *inputs(dtype, tokens, length), mask, disable=disable)
-        own = tokens <= MOST_TOKENS and not disable
-        pattern = "decode_attention" if own else "grouped_query_attention"
+        done = check(attention, *inputs(dtype, tokens, length), mask)
+        pattern = "decode_attention" if tokens <= MOST_TOKENS else "grouped_query_attention"
         assert dtype == torch.float32 or done == {pattern: 1}, done
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from torch_deepinfer.inductor.masks import LOWEST
 from torch_deepinfer.inductor.matcher import (
@@ -29,6 +30,8 @@ from torch_deepinfer.inductor.matcher import (
 from torch_deepinfer.inductor.patterns.attention import CALLS, Attention, read, unrepeated
 
 MOST_TOKENS, MOST_ROWS = 8, 64  # of queries; of queries and heads that share keys
+# Of all sequences and heads, where heads share keys: on more, cuDNN's kernel is faster unless a mask hides many.
+MOST_SHARED_KEYS = 1 << 14
 
 
 def match_attention(call: Node) -> Match | None:
@@ -53,13 +56,14 @@ def match_attention(call: Node) -> Match | None:
 
 def _takes(query: Node, key: Node, mask: Any) -> bool:
     heads, tokens = shape_of(query)[1:3]
-    shared = shape_of(key)[1]
+    batch, shared, positions = shape_of(key)[:3]
     return (
         value(query).device.type == "cuda"
         and dtype_of(query) in LOW_PRECISION
         and all(isinstance(size, int) for size in (heads, tokens, shared))
         and tokens <= MOST_TOKENS
         and heads // shared * tokens <= MOST_ROWS
+        and (heads == shared or statically_known_true(batch * shared * positions <= MOST_SHARED_KEYS))
         and (mask is None or is_tensor(mask))
         and _has_fast_kernel()
     )

@@ -33,7 +33,7 @@ def attention(
         ``transpose(1, 2).flatten(2)`` is a view.
 
     Scores, softmax and sums are float32; a GPU rounds the weights to the dtype of ``value``. A query that sees no key
-    gets zeros. A key that no query of its batch sees takes no part, whatever it holds. Of one that some of them see, NaN or
+    gets zeros. A key that no query of its batch sees takes no part, whatever it holds. Of one that some see, NaN or
     infinity in the value may reach the others: 0 times NaN is NaN.
 
     Raises:
