@@ -321,10 +321,23 @@ DEVICE float sum_over(float x, float* scratch) {
   return over_lanes<Addition, lanes>(x, scratch);
 }
 
+// ---- between blocks ----
+
+// What the thread, and those that passed a barrier with it, wrote before is there for whoever acquires the sum.
+DEVICE void add_release(int32_t* p, int32_t x) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
+}
+DEVICE int32_t load_acquire(const int32_t* p) {
+  int32_t x;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
+  return x;
+}
+
 // ---- between kernels (programmatic dependent launch) ----
 
 // Until everything that the stream's earlier kernels wrote is there. Nothing in device memory may be read or written
-// before, the weights neither: the kernel before may have made them.
+// before, the weights neither: the kernel before may have made them. A kernel behind one that waits before it lets
+// others start may read what was there before that one.
 DEVICE void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -79,16 +79,18 @@ class GemmWork {
 };
 
 template <GemmConfig c>
-DEVICE void load_stage(const GemmKernelArgs& args, const GemmRing<c>& ring, int stage, const GemmTile& tile, int k,
-                       uint32_t rank, uint64_t policy) {
+DEVICE int token_boxes(const GemmTile& tile) {
+  using Shape = GemmShape<c>;
+  return Shape::ragged ? (tile.rows<c.tile_m>() + Shape::box - 1) / Shape::box : c.tile_m / Shape::box;
+}
+
+// The weight of a stage, and what the stage is going to hold in all.
+template <GemmConfig c>
+DEVICE void load_weight(const GemmKernelArgs& args, const GemmRing<c>& ring, int stage, const GemmTile& tile, int k,
+                        uint64_t policy) {
   using Shape = GemmShape<c>;
   uint64_t* full = &ring.full[stage];
-  const int boxes = Shape::ragged ? (tile.rows<c.tile_m>() + Shape::box - 1) / Shape::box : c.tile_m / Shape::box;
-  expect_bytes(full, Shape::weight_bytes + boxes * (Shape::box * 128) + Shape::scales * 4);
-  if constexpr (Shape::scaled) {
-    const int block = args.problem.x_scale_depth_stride != 0 ? k / Shape::depth : 0;
-    tensor_load(ring.scales(stage), args.x_scale, tile.m / 4 * 4, block, full);
-  }
+  expect_bytes(full, Shape::weight_bytes + token_boxes<c>(tile) * (Shape::box * 128) + Shape::scales * 4);
   const int expert = c.groups == RowGroups::depth ? 0 : tile.expert;
   if constexpr (c.gates == GatePairs::eight_apart) {
     tensor_load(ring.weight(stage), args.weight, k, 0, 0, tile.n / 16, expert, full, policy);
@@ -99,7 +101,19 @@ DEVICE void load_stage(const GemmKernelArgs& args, const GemmRing<c>& ring, int 
     for (int i = 0; i < c.tile_n / 64; ++i)
       tensor_load(ring.weight(stage) + i * Shape::block_bytes, args.weight, tile.n + i * 64, k, expert, full, policy);
   }
-  // The blocks that need the same tokens load them in turn, each for all.
+}
+
+// The tokens of a stage. The blocks that need the same ones load them in turn, each for all.
+template <GemmConfig c>
+DEVICE void load_tokens(const GemmKernelArgs& args, const GemmRing<c>& ring, int stage, const GemmTile& tile, int k,
+                        uint32_t rank) {
+  using Shape = GemmShape<c>;
+  uint64_t* full = &ring.full[stage];
+  if constexpr (Shape::scaled) {
+    const int block = args.problem.x_scale_depth_stride != 0 ? k / Shape::depth : 0;
+    tensor_load(ring.scales(stage), args.x_scale, tile.m / 4 * 4, block, full);
+  }
+  const int boxes = token_boxes<c>(tile);
 #pragma unroll 1
   for (int i = Shape::sharing > 1 ? int(rank) : 0; i < boxes; i += Shape::sharing) {
     char* to = ring.x(stage) + i * (Shape::box * 128);
@@ -110,17 +124,32 @@ DEVICE void load_stage(const GemmKernelArgs& args, const GemmRing<c>& ring, int 
   }
 }
 
+// By the thread that loads. Of the first tile, the weight is on its way before the tokens are there.
 template <GemmConfig c>
 DEVICE void load_tiles(const GemmKernelArgs& args, const GemmRing<c>& ring, const GemmTiles<c>& tiles, uint32_t rank,
                        TileQueue<c> queue) {
+  constexpr int depth = GemmShape<c>::depth;
   const uint64_t policy = cache_policy(args.weight_read_once);
   RingPlace<c.stages> place;
+  bool waits = args.problem.settled;
   for (GemmWork<c> work(args, tiles, rank, true, queue); work.next() || work.next_part();) {
+    const GemmTile& tile = work.tile;
+    const int early = !waits ? 0 : work.end - work.begin < c.stages ? work.end - work.begin : c.stages;
+    for (int i = 0; i < early; ++i) load_weight<c>(args, ring, i, tile, tile.k + (work.begin + i) * depth, policy);
+    if (waits && !args.problem.awaited) wait_for_previous_kernel();
+    waits = false;
+    if constexpr (GemmTiles<c>::counted)
+      if (args.problem.awaited) tiles.await_rows(tile.expert);
     for (int step = work.begin; step < work.end; ++step, place.advance()) {
-      wait_barrier(&ring.empty[place.stage], place.parity ^ 1);
-      load_stage<c>(args, ring, place.stage, work.tile, work.tile.k + step * GemmShape<c>::depth, rank, policy);
+      const int k = tile.k + step * depth;
+      if (step - work.begin >= early) {
+        wait_barrier(&ring.empty[place.stage], place.parity ^ 1);
+        load_weight<c>(args, ring, place.stage, tile, k, policy);
+      }
+      load_tokens<c>(args, ring, place.stage, tile, k, rank);
     }
   }
+  if (waits) wait_for_previous_kernel();
 }
 
 template <GemmConfig c>
@@ -150,16 +179,19 @@ DEVICE void gemm(const GemmKernelArgs& args) {
   if constexpr (c.cluster > 1) cluster_sync();
   else __syncthreads();
   GemmTiles<c> tiles;
-  if (!problem.groups_settled) wait_for_previous_kernel();
+  if (!problem.settled) wait_for_previous_kernel();
   tiles.prepare(problem);
-  wait_for_previous_kernel();
-  let_next_kernel_start();
-  if (problem.later_handed_out && blockIdx.x == 0 && threadIdx.x == 0) *problem.later_handed_out = 0;
+  // The thread that loads waits later if it can.
+  const bool loads_all = threadIdx.x == c.warpgroups * 128;
+  if (!loads_all) {
+    if (!problem.awaited) wait_for_previous_kernel();
+    let_next_kernel_start();
+  }
   const uint32_t rank = c.cluster > 1 ? block_in_cluster() : 0;
 
   if (loads) {
     if constexpr (c.warpgroups > 1) give_registers_back<Shape::loader_registers>();
-    if (threadIdx.x == c.warpgroups * 128) load_tiles<c>(args, ring, tiles, rank, queue);
+    if (loads_all) load_tiles<c>(args, ring, tiles, rank, queue);
     if constexpr (c.handed_out)
       if (threadIdx.x == c.warpgroups * 128 + 32 && rank == 0) queue.hand_out(tiles);
   } else {
@@ -178,6 +210,8 @@ DEVICE void gemm(const GemmKernelArgs& args) {
       multiply_rows<c>(sums, problem, ring, place, work.tile, work.begin, work.end);
       if constexpr (c.split) share_sums<c>(sums, shared);
       else write_tile<c>(sums, args, work.tile, staging, turn);
+      if constexpr (c.gates != GatePairs::none)
+        if (problem.finished) report_written<c>(problem, work.tile);
     }
     if constexpr (c.streamed)
       while (work.next_part()) {
@@ -198,6 +232,7 @@ DEVICE void gemm(const GemmKernelArgs& args) {
   if constexpr (GemmTiles<c>::counted) {
     if (problem.fill) tiles.fill_other_rows(problem);
   }
+  if (problem.awaited) wait_for_previous_kernel();  // so that who waits for this kernel has waited for that one
 #endif
 }
 

@@ -4,7 +4,6 @@
 #pragma once
 
 #include "gemm_tiles.cuh"
-#include "hopper.cuh"
 
 namespace deepinfer {
 

@@ -1,8 +1,8 @@
 // What all matrix kernels share: which tile of the result a block works on, and what becomes of a sum.
 #pragma once
 
-#include "device.cuh"
 #include "gemm_config.h"
+#include "hopper.cuh"
 
 namespace deepinfer {
 
@@ -57,6 +57,16 @@ struct GemmTiles {
       begin = 0;
       end = rows;
     }
+  }
+
+  // Until the product before has written all rows of an expert; see MatmulArgs. By one thread, before the copy engine
+  // reads them.
+  DEVICE void await_rows(int expert) const {
+    int begin, end;
+    rows_of(expert, begin, end);
+    const int32_t all = (end - begin) * int32_t(problem->depth + 1);
+    while (load_acquire(problem->awaited + expert) != all) {}
+    publish_to_copies_of_memory();
   }
 
   // By all threads of the block.

@@ -220,6 +220,18 @@ DEVICE void write_chunk(const GemmSums<c>& sums, int part, int at, const GemmKer
   }
 }
 
+// Adds what this warpgroup has written of a tile to what is finished of the expert.
+template <GemmConfig c>
+DEVICE void report_written(const MatmulArgs& problem, const GemmTile& tile) {
+  constexpr int most = GemmShape<c>::tall / 2;
+  const int64_t left = out_columns<c>(problem) - (tile.n + first_row<c>()) / 2;
+  const int columns = left < 0 ? 0 : left < most ? int(left) : most;
+  if constexpr (c.bulk)
+    if (threadIdx.x % 128 == 0) wait_stores_written();
+  warpgroup_sync(1 + threadIdx.x / 128);
+  if (threadIdx.x % 128 == 0) add_release(problem.finished + tile.expert, tile.rows<c.tile_m>() * columns);
+}
+
 template <GemmConfig c>
 DEVICE void write_tile(const GemmSums<c>& sums, const GemmKernelArgs& args, const GemmTile& tile, char* stage,
                        int& turn) {

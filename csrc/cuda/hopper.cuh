@@ -136,6 +136,12 @@ template <int pending> DEVICE void wait_stores_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
 }
 
+// Until they are written, and this thread may tell others so.
+DEVICE void wait_stores_written() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+// For data in device memory that other blocks wrote before what this thread has acquired.
+DEVICE void publish_to_copies_of_memory() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
 // The same box into the blocks of the cluster whose bits `blocks` has, each time at this address and barrier.
 DEVICE void tensor_load_to(uint16_t blocks, void* shared, const TensorMap& map, int x, int y, uint64_t* barrier) {
   asm volatile(

@@ -47,11 +47,13 @@ struct MatmulArgs {
   GateUp gate_up;
   Gated form;
   float limit, alpha, up_offset;  // see GatedArgs
-  bool groups_settled;  // the last kernel before the product did not write `groups`, but an earlier one
-  // For groups of unequal size, or null: a zero on the device, with which tiles are handed out, and another such number
-  // that is set to zero for a later product.
-  int32_t* handed_out;
-  int32_t* later_handed_out;
+  bool settled;  // the last kernel before the product wrote neither `groups` nor the weight, but an earlier one
+  int32_t* handed_out;  // a zero on the device, with which tiles of groups of unequal size are handed out, or null
+  // Two products over the same groups, of which the second, whose x is the result of the first, starts with what is
+  // there. Of each expert the number of its rows, to which the first adds, for each part of its result that it has
+  // written, the rows times the columns: all are there when that is rows * (1 + columns). One of the two, or none.
+  int32_t* finished;
+  const int32_t* awaited;
 };
 
 }  // namespace deepinfer

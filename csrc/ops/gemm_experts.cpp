@@ -177,6 +177,8 @@ Tensor experts_on_cpu(const char* op, const ExpertLayer& layer) {
 
 struct DeviceMap {
   Tensor rows_to_slots, slots_to_rows, ends;  // ends by expert
+  int32_t* counts;  // by expert, behind the ends
+  int32_t* zeros;   // two
 };
 
 DeviceMap map_on_cuda(const ExpertLayer& layer, const Tensor& ids) {
@@ -190,11 +192,12 @@ DeviceMap map_on_cuda(const ExpertLayer& layer, const Tensor& ids) {
   args.alignment = 1;
   const int64_t experts = layer.experts();
   DeviceMap map{new_tensor(ids, {args.rows}, ScalarType::Int), new_tensor(ids, {args.slots}, ScalarType::Int),
-                new_tensor(ids, {2 * experts + 1}, ScalarType::Int)};
+                new_tensor(ids, {2 * experts + 3}, ScalarType::Int), nullptr, nullptr};
   args.rows_to_slots = static_cast<int32_t*>(map.rows_to_slots.mutable_data_ptr());
   args.slots_to_rows = static_cast<int32_t*>(map.slots_to_rows.mutable_data_ptr());
   args.offsets = static_cast<int32_t*>(map.ends.mutable_data_ptr());
-  args.counts = args.offsets + experts + 1;
+  map.counts = args.counts = args.offsets + experts + 1;
+  map.zeros = args.zeros = args.counts + experts;
   expert_map_on_cuda(args, ids);
   return map;
 }
@@ -217,10 +220,16 @@ Tensor permute_on_cuda(const ExpertLayer& layer, const DeviceMap& map) {
   return out;
 }
 
-// `gate_up`: activated. x may be one row for all experts. The offsets' first 0 and a count, which nobody needs, serve
-// to hand out tiles.
+// Whether the second product starts before the first one ends. With few rows, where reading the weights is the bound,
+// nothing is gained, and reports of what is written would hold up who multiply. The counts must fit in 32 bits.
+bool can_chain(const ExpertLayer& layer) {
+  const int64_t rows = layer.tokens() * layer.topk();
+  return rows > 64 * layer.experts() && rows * (layer.intermediate() + 1) <= std::numeric_limits<int32_t>::max();
+}
+
+// `gate_up`: activated. x may be one row for all experts. `chained`: x of the second product comes from the first.
 Tensor product_on_cuda(const ExpertLayer& layer, DeviceMap& map, const Tensor& x, const Tensor& weight,
-                       const std::optional<Tensor>& bias, GateUp gate_up, bool first) {
+                       const std::optional<Tensor>& bias, GateUp gate_up, bool first, bool chained) {
   const int64_t rows = layer.tokens() * layer.topk();
   Tensor out = layer.matrix(rows, gate_up == GateUp::none ? weight.size(1) : layer.intermediate());
   const Tensor x_operand = as_tokens(x), weight_operand = as_operand(weight);
@@ -234,10 +243,9 @@ Tensor product_on_cuda(const ExpertLayer& layer, DeviceMap& map, const Tensor& x
   args.columns = weight.size(1);
   args.out_stride = out.size(1);
   args.experts = layer.experts();
-  auto* offsets = static_cast<int32_t*>(map.ends.mutable_data_ptr());
-  int32_t* const counts = offsets + layer.experts() + 1;
-  args.handed_out = first ? offsets : counts;
-  args.later_handed_out = first ? counts : nullptr;
+  args.handed_out = map.zeros + (first ? 0 : 1);
+  args.finished = chained && first ? map.counts : nullptr;
+  args.awaited = chained && !first ? map.counts : nullptr;
   args.gate_up = gate_up;
   args.form = layer.form;
   args.limit = layer.limit;
@@ -245,7 +253,7 @@ Tensor product_on_cuda(const ExpertLayer& layer, DeviceMap& map, const Tensor& x
   args.up_offset = layer.up_offset;
   args.groups = static_cast<const int32_t*>(map.ends.const_data_ptr()) + 1;
   args.row_groups = RowGroups::ends;
-  args.groups_settled = !first || layer.tokens() > 1;
+  args.settled = !first || layer.tokens() > 1;
   args.bias = bias ? bias->const_data_ptr() : nullptr;
   args.bias_stride = bias ? bias->stride(0) : 0;
   args.bias_step = BiasStep::rounded;
@@ -286,10 +294,11 @@ Tensor experts_on_cuda(const ExpertLayer& layer) {
   const Tensor x = layer.tokens() == 1 ? layer.x : permute_on_cuda(layer, map);
   const Tensor gate_up_weight = as_operand(layer.gate_up);
   const bool gated = can_gate(layer, gate_up_weight);
+  const bool chained = gated && can_chain(layer);
   const GateUp gate_up = !gated ? GateUp::none : layer.interleaved ? GateUp::alternating : GateUp::halves;
-  const Tensor hidden = product_on_cuda(layer, map, x, gate_up_weight, layer.gate_up_bias, gate_up, true);
+  const Tensor hidden = product_on_cuda(layer, map, x, gate_up_weight, layer.gate_up_bias, gate_up, true, chained);
   const Tensor y = product_on_cuda(layer, map, gated ? hidden : activate_on_cuda(layer, hidden), layer.down,
-                                   layer.down_bias, GateUp::none, false);
+                                   layer.down_bias, GateUp::none, false, chained);
   Tensor out = layer.matrix(layer.tokens(), layer.hidden());
   const auto* slots_to_rows = static_cast<const int32_t*>(map.slots_to_rows.const_data_ptr());
   cuda::moe_unpermute(sum_of(layer, y, out, weights, slots_to_rows), x.get_device_index());

@@ -19,6 +19,7 @@ struct ExpertMapArgs {
   int32_t* slots_to_rows;  // [slots]
   int32_t* offsets;        // [num_local_experts + 1]
   int32_t* counts;         // [num_local_experts]
+  int32_t* zeros;          // two numbers that become 0, or null; on CUDA
 };
 
 struct MoePermuteArgs {
