@@ -109,6 +109,57 @@ def test_bit_equal_to_the_unfused_chain(device, dtype, with_bias, options, token
     assert_bit_equal(ops.fused_experts(x, gate_up, down, ids, weights, **options), expected)
 
 
+def shared_expert(x, intermediate: int, kind: str = "dense") -> dict[str, torch.Tensor]:
+    """Weights of an expert that sees every token: apart, with the ups in front of the gates, or hardly aligned."""
+    hidden = x.shape[1]
+    gate, up = (torch.randn(intermediate, hidden, device=x.device) / max(1, hidden) ** 0.5 for _ in range(2))
+    down = torch.randn(hidden, intermediate, device=x.device) / max(1, intermediate) ** 0.5
+    gate, up, down = (weight.to(x.dtype) for weight in (gate, up, down))
+    if kind == "ups first":
+        up, gate = torch.stack([up, gate]).unbind()
+    if kind == "unaligned":
+        gate, up, down = (torch.cat([weight[:, :1], weight], 1)[:, 1:] for weight in (gate, up, down))
+    if kind == "strided":
+        gate, up, down = (weight.t().contiguous().t() for weight in (gate, up, down))
+    return {"shared_gate": gate, "shared_up": up, "shared_down": down}
+
+
+# 900 tokens fill tiles that are handed out, with 5 or with many experts.
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["dense", "ups first", "unaligned", "strided"])
+@pytest.mark.parametrize("tokens", [0, 1, 6, 150, 900])
+@pytest.mark.parametrize("shared", [72, 136])
+def test_shared_expert(device, dtype, kind, tokens, shared):
+    x, gate_up, down, ids, weights = random_experts(tokens, 160, 72, 5, 3, dtype, device)
+    ids[torch.rand(ids.shape, device=device) < 0.1] = -1
+    weights_of = shared_expert(x, shared, kind)
+    out = ops.fused_experts(x, gate_up, down, ids, weights, **weights_of)
+    expected = reference.fused_experts(x, gate_up, down, ids, weights, **weights_of)
+    assert out.dtype == dtype and out.is_contiguous()
+    assert relative_error(out, expected) < rounding(dtype)
+    if device.startswith("cuda") and dtype != torch.float32 and shared == 72 and kind in ("dense", "ups first"):
+        # One of the experts: no k is cut.
+        end = torch.tensor([tokens], dtype=torch.int32, device=device)
+        gate_up_of = torch.cat([weights_of["shared_gate"], weights_of["shared_up"]])[None]
+        gated = ops.silu_and_mul(*ops.grouped_mm(x, gate_up_of.transpose(1, 2), end).chunk(2, -1))
+        y = ops.grouped_mm(gated, weights_of["shared_down"].t()[None], end)
+        assert_bit_equal(out, ops.fused_experts(x, gate_up, down, ids, weights) + y)
+
+
+# The shared expert's tiles lie between those of experts that have many rows, few or none.
+@pytest.mark.parametrize("options", [{}, {"limit": 1.5}, {"activation": "gelu"}], ids=str)
+def test_shared_expert_beside_unequal_ones(device, options):
+    x, gate_up, down, _, weights = random_experts(2500, 72, 264, 40, 2, torch.bfloat16, device)
+    ids = (torch.rand(2500, 2, device=device) ** 6 * 40).long()
+    weights_of = shared_expert(x, 264)
+    expected = ops.fused_experts(x, gate_up, down, ids, weights, **options, **weights_of)
+    alone = reference.fused_experts(x, gate_up[:0], down[:0], ids, weights, **options, **weights_of)
+    routed = ops.fused_experts(x, gate_up, down, ids, weights, **options)
+    assert relative_error(expected, routed + alone) < rounding(torch.bfloat16)
+    for _ in range(3):
+        assert_bit_equal(ops.fused_experts(x, gate_up, down, ids, weights, **options, **weights_of), expected)
+
+
 # Tiles of very unequal experts are handed out in any order, again and again.
 @pytest.mark.parametrize("options", [{}, GPT_OSS], ids=str)
 @pytest.mark.parametrize("columns", [8, 264])
@@ -255,6 +306,11 @@ def _experts(**change):
     return given | change
 
 
+def shared_of(gate, up, down, dtype=torch.float32) -> dict[str, torch.Tensor]:
+    names = ("shared_gate", "shared_up", "shared_down")
+    return {name: torch.zeros(shape, dtype=dtype) for name, shape in zip(names, (gate, up, down), strict=True)}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -275,6 +331,11 @@ def _experts(**change):
         ({"activation": "gelu", "limit": 7.0}, "need activation silu, got gelu"),
         ({"limit": -1.0}, "limit must be positive, got -1"),
         ({"first_expert": -1}, "first_expert must not be negative, got -1"),
+        ({"shared_gate": torch.zeros(6, 8)}, "shared_gate, shared_up and shared_down go together"),
+        (shared_of((6, 7), (6, 7), (8, 6)), r"shared_gate must have shape \[S, 8\], got \[6, 7\]"),
+        (shared_of((6, 8), (5, 8), (8, 6)), r"shared_up must have the shape of shared_gate, \[6, 8\], got \[5, 8\]"),
+        (shared_of((6, 8), (6, 8), (6, 8)), r"shared_down must have shape \[8, 6\], got \[6, 8\]"),
+        (shared_of((6, 8), (6, 8), (8, 6), torch.float16), "shared_gate must have the dtype of x, float32, got float16"),
     ],
 )
 @pytest.mark.parametrize("meta", [False, True])
@@ -302,6 +363,7 @@ def test_fused_experts_opcheck(device, dtype):
     opcheck(op, (x[:1], gate_up, down, ids[:1], weights[:1]), {"limit": 7.0, "alpha": 1.702, "up_offset": 1.0})
     opcheck(op, (x[:0], gate_up, down, ids[:0], weights[:0]), {"activation": "gelu"})
     opcheck(op, (x[::2], gate_up[1:], down[1:], ids[::2], weights[::2]), {"first_expert": 1, "interleaved": True})
+    opcheck(op, (x, gate_up, down, ids, weights), shared_expert(x, 6))
 
 
 # No wait for the device: what a captured graph replays, and what it reads is what is there then.

@@ -55,7 +55,8 @@ inline float factor_of(const MoeUnpermuteArgs& args, int64_t slot, int64_t row) 
   return args.row_scales ? weight * args.row_scales[row] : weight;
 }
 
-// out = sum over j of factor[j] * y[row[j]], in this order, without fused multiply-add; `at` is where in the row.
+// out = sum over j of factor[j] * y[row[j]], in this order, without fused multiply-add, then rounded and perhaps added
+// to; `at` is where in the row.
 template <typename Y, typename T, typename W, int vectors>
 inline void sum_block(const MoeUnpermuteArgs& args, int64_t token, int64_t at) {
   F32 sum[vectors] = {};
@@ -68,6 +69,9 @@ inline void sum_block(const MoeUnpermuteArgs& args, int64_t token, int64_t at) {
   }
   T* out = static_cast<T*>(args.out) + token * args.hidden_size + at;
   for (int v = 0; v < vectors; ++v) store(out + v * kLanes, sum[v]);
+  if (!args.addend) return;
+  const T* addend = static_cast<const T*>(args.addend) + token * args.hidden_size + at;
+  for (int v = 0; v < vectors; ++v) store(out + v * kLanes, load(out + v * kLanes) + load(addend + v * kLanes));
 }
 
 template <typename Y, typename T, typename W>
@@ -78,7 +82,9 @@ inline void sum_element(const MoeUnpermuteArgs& args, int64_t token, int64_t at)
     if (row < 0) continue;
     sum = sum + factor_of<W>(args, slot, row) * load1(static_cast<const Y*>(args.y) + row * args.row_stride + at);
   }
-  store1(static_cast<T*>(args.out) + token * args.hidden_size + at, sum);
+  T* out = static_cast<T*>(args.out) + token * args.hidden_size + at;
+  store1(out, sum);
+  if (args.addend) store1(out, load1(out) + load1(static_cast<const T*>(args.addend) + token * args.hidden_size + at));
 }
 
 template <typename Y, typename T, typename W>

@@ -94,6 +94,7 @@ jit::KernelSource source_of(const char* name, const char* header, const GemmConf
                   {"gates", name_of(c.gates)},
                   {"form", name_of(c.form)},
                   {"limited", c.limited},
+                  {"shared", c.shared},
                   {"handed_out", c.handed_out},
                   {"bulk", c.bulk},
                   {"access", c.access},
@@ -200,8 +201,14 @@ std::vector<GemmConfig> samples() {
   grouped.bias = BiasStep::none;
   grouped.limited = 0;
   add(16384, 1536, 2048, 128, grouped);
-  grouped.handed_out = 0;
+  GemmConfig shared = grouped;
+  shared.shared = 1;
+  add(16384, 1536, 2048, 128, shared);
+  grouped.handed_out = shared.handed_out = 0;
   for (int64_t rows : {8, 2048, 4096}) add(rows, 1536, 2048, 128, grouped);
+  for (int64_t rows : {8, 2048}) add(rows, 1536, 2048, 128, shared);
+  shared.gates = GatePairs::none;
+  add(16384, 2048, 768, 128, shared);
   GemmConfig masked = plain;
   masked.type = Operand::f16;
   masked.out = DType::f16;
@@ -305,23 +312,49 @@ TensorMap map_of(Operand type, const OperandShape& o, int64_t depth, int box_row
   return jit::encode_tensor_map(spec, what);
 }
 
+// Rows of gates, and where the ups lie.
+struct GateUpShape {
+  const void* gates;
+  uint64_t row_bytes, to_ups;  // from a row to the next, from a gate to its up
+  int64_t experts, expert_stride;
+};
+
 // Gates and ups of 8 columns by turns, for GatePairs::eight_apart.
-TensorMap map_of_gate_up(const MatmulArgs& args, int tile_n) {
-  const bool halves = args.gate_up == GateUp::halves;
-  const uint64_t row = uint64_t(args.column_stride * 2), half = uint64_t(args.columns / 2);
+TensorMap map_of_gate_up(const MatmulArgs& args, const GateUpShape& o, int tile_n) {
   jit::TensorMapSpec spec{};
   spec.type = args.dtype == DType::bf16 ? jit::TensorMapType::bf16 : jit::TensorMapType::f16;
   spec.rank = 5;
-  spec.address = const_cast<void*>(args.weight);
-  const uint64_t sizes[] = {uint64_t(args.depth), 8, 2, half / 8, uint64_t(args.experts)};
-  const uint64_t strides[] = {halves ? row : 2 * row, halves ? row * half : row, halves ? 8 * row : 16 * row,
-                              args.experts > 1 ? uint64_t(args.expert_stride * 2) : uint64_t(kBoxBytes)};
+  spec.address = const_cast<void*>(o.gates);
+  const uint64_t sizes[] = {uint64_t(args.depth), 8, 2, uint64_t(args.columns / 16), uint64_t(o.experts)};
+  const uint64_t strides[] = {o.row_bytes, o.to_ups, 8 * o.row_bytes,
+                              o.experts > 1 ? uint64_t(o.expert_stride * 2) : uint64_t(kBoxBytes)};
   const uint32_t box[] = {uint32_t(kBoxBytes / 2), 8, 2, uint32_t(tile_n / 16), 1};
   std::copy(std::begin(sizes), std::end(sizes), spec.sizes);
   std::copy(std::begin(strides), std::end(strides), spec.strides);
   std::copy(std::begin(box), std::end(box), spec.box);
   spec.swizzle = jit::Swizzle::bytes128;
   return jit::encode_tensor_map(spec, "the gates and ups of a matrix product");
+}
+
+TensorMap map_of_experts_gate_up(const MatmulArgs& args, int tile_n) {
+  const uint64_t row = uint64_t(args.column_stride * 2);
+  GateUpShape shape{args.weight, row, row * uint64_t(args.columns / 2), args.experts, args.expert_stride};
+  if (args.gate_up == GateUp::alternating) shape = {args.weight, 2 * row, row, args.experts, args.expert_stride};
+  return map_of_gate_up(args, shape, tile_n);
+}
+
+// The shared expert: two weights, as if they were one, whichever comes first.
+void set_shared_weight(GemmKernelArgs& to, const MatmulArgs& args, const GemmConfig& c) {
+  if (c.gates == GatePairs::none) {
+    const OperandShape weight{args.shared_weight, true, args.columns, args.shared_column_stride, 1, 1, 0};
+    to.shared_weight = map_of(c.type, weight, args.depth, c.tile_n, 3, "the shared weight of a matrix product");
+    return;
+  }
+  const auto gates = reinterpret_cast<uintptr_t>(args.shared_weight), ups = reinterpret_cast<uintptr_t>(args.shared_up);
+  to.ups_first = ups < gates;
+  const GateUpShape shape{to.ups_first ? args.shared_up : args.shared_weight, uint64_t(args.shared_column_stride * 2),
+                          to.ups_first ? gates - ups : ups - gates, 1, 0};
+  to.shared_weight = map_of_gate_up(args, shape, c.tile_n);
 }
 
 TensorMap map_of_scales(const MatmulArgs& args, int tile_m) {
@@ -345,8 +378,8 @@ TensorMap map_of_result(const MatmulArgs& args, int chunk) {
   spec.rank = args.row_groups == RowGroups::batch || args.row_groups == RowGroups::depth ? 3 : 2;
   spec.address = args.out;
   spec.sizes[0] = uint64_t(out_columns(args));
-  spec.sizes[1] = uint64_t(args.rows);
-  spec.strides[0] = args.rows > 1 ? uint64_t(args.out_stride * 2) : uint64_t(kBoxBytes);
+  spec.sizes[1] = uint64_t(args.rows + args.shared_rows);
+  spec.strides[0] = args.rows + args.shared_rows > 1 ? uint64_t(args.out_stride * 2) : uint64_t(kBoxBytes);
   spec.sizes[2] = uint64_t(args.experts);
   spec.strides[1] = args.experts > 1 ? uint64_t(args.out_batch_stride * 2) : uint64_t(kBoxBytes);
   spec.box[2] = 1;
@@ -364,6 +397,7 @@ int64_t most_tiles(const MatmulArgs& args, const GemmConfig& c) {
   if (c.groups == RowGroups::ends) m_tiles += std::min(args.experts, args.rows);
   if (c.groups == RowGroups::batch || c.groups == RowGroups::depth) m_tiles *= args.experts;
   if (c.groups == RowGroups::counts) m_tiles = args.experts * ceil_div(args.group_rows, c.tile_m);
+  m_tiles += ceil_div(args.shared_rows, c.tile_m);
   return m_tiles * ceil_div(args.columns, int64_t(c.tile_n) * (c.split ? 1 : c.cluster));
 }
 
@@ -401,6 +435,7 @@ GemmConfig plan(const MatmulArgs& args, int device) {
                            jit::device_facts(device).multiprocessors);
   }
   set_tiling(c, tiling);
+  c.shared = args.shared_rows > 0;
   c.handed_out = args.handed_out && c.cluster > 1;  // few rows have small tiles, all alike
   return c;
 }
@@ -438,12 +473,18 @@ void matmul(const MatmulArgs& args, void* scratch, int device) {
   const int box_rows = ragged ? (c.x_dense_k ? 32 : 64) : c.tile_m / (c.split ? 1 : c.cluster);
   const OperandShape weight{args.weight, c.weight_dense_k != 0, args.columns, args.column_stride,
                             args.depth_stride, c.groups == RowGroups::depth ? 1 : args.experts, args.expert_stride};
-  const OperandShape x{args.x, c.x_dense_k != 0, args.rows, args.x_stride, args.x_depth_stride,
-                       batch ? args.experts : 1, args.x_batch_stride};
+  const int64_t x_rows = args.rows + (args.shared_x ? 0 : args.shared_rows);
+  const OperandShape x{args.x, c.x_dense_k != 0, x_rows, args.x_stride, args.x_depth_stride, batch ? args.experts : 1,
+                       args.x_batch_stride};
   GemmKernelArgs kernel_args{};
-  kernel_args.weight = c.gates == GatePairs::eight_apart ? map_of_gate_up(args, c.tile_n) :
+  kernel_args.weight = c.gates == GatePairs::eight_apart ? map_of_experts_gate_up(args, c.tile_n) :
                        map_of(c.type, weight, args.depth, c.tile_n, 3, "the weight of a matrix product");
   kernel_args.x = map_of(c.type, x, args.depth, box_rows, batch ? 3 : 2, "the first operand of a matrix product");
+  if (c.shared) set_shared_weight(kernel_args, args, c);
+  if (args.shared_x) {
+    const OperandShape shared{args.shared_x, true, args.shared_rows, args.shared_x_stride, 1, 1, 0};
+    kernel_args.shared_x = map_of(c.type, shared, args.depth, box_rows, 2, "the tokens of a matrix product");
+  }
   if (args.e4m3) kernel_args.x_scale = map_of_scales(args, c.groups == RowGroups::none ? c.tile_m : c.tile_m + 4);
   if (c.bulk) kernel_args.out = map_of_result(args, gemm_chunk(tiling_of(c)));
   kernel_args.problem = args;

@@ -91,11 +91,13 @@ DEVICE void load_weight(const GemmKernelArgs& args, const GemmRing<c>& ring, int
   using Shape = GemmShape<c>;
   uint64_t* full = &ring.full[stage];
   expect_bytes(full, Shape::weight_bytes + token_boxes<c>(tile) * (Shape::box * 128) + Shape::scales * 4);
-  const int expert = c.groups == RowGroups::depth ? 0 : tile.expert;
+  const bool shared = c.shared && tile.expert == int(args.problem.experts);
+  const TensorMap& weight = shared ? args.shared_weight : args.weight;
+  const int expert = c.groups == RowGroups::depth || shared ? 0 : tile.expert;
   if constexpr (c.gates == GatePairs::eight_apart) {
-    tensor_load(ring.weight(stage), args.weight, k, 0, 0, tile.n / 16, expert, full, policy);
+    tensor_load(ring.weight(stage), weight, k, 0, 0, tile.n / 16, expert, full, policy);
   } else if constexpr (c.weight_dense_k) {
-    tensor_load(ring.weight(stage), args.weight, k, tile.n, expert, full, policy);
+    tensor_load(ring.weight(stage), weight, k, tile.n, expert, full, policy);
   } else {
 #pragma unroll 1
     for (int i = 0; i < c.tile_n / 64; ++i)
@@ -114,13 +116,16 @@ DEVICE void load_tokens(const GemmKernelArgs& args, const GemmRing<c>& ring, int
     tensor_load(ring.scales(stage), args.x_scale, tile.m / 4 * 4, block, full);
   }
   const int boxes = token_boxes<c>(tile);
+  const bool elsewhere = c.shared && args.problem.shared_x && tile.expert == int(args.problem.experts);
+  const TensorMap& x = elsewhere ? args.shared_x : args.x;
+  const int first = tile.m - (elsewhere ? int(args.problem.rows) : 0);
 #pragma unroll 1
   for (int i = Shape::sharing > 1 ? int(rank) : 0; i < boxes; i += Shape::sharing) {
     char* to = ring.x(stage) + i * (Shape::box * 128);
-    const int m = tile.m + i * Shape::box, inner = c.x_dense_k ? k : m, outer = c.x_dense_k ? m : k;
-    if constexpr (c.groups == RowGroups::batch) tensor_load(to, args.x, inner, outer, tile.expert, full);
-    else if constexpr (Shape::sharing > 1) tensor_load_to((1 << c.cluster) - 1, to, args.x, inner, outer, full);
-    else tensor_load(to, args.x, inner, outer, full);
+    const int m = first + i * Shape::box, inner = c.x_dense_k ? k : m, outer = c.x_dense_k ? m : k;
+    if constexpr (c.groups == RowGroups::batch) tensor_load(to, x, inner, outer, tile.expert, full);
+    else if constexpr (Shape::sharing > 1) tensor_load_to((1 << c.cluster) - 1, to, x, inner, outer, full);
+    else tensor_load(to, x, inner, outer, full);
   }
 }
 

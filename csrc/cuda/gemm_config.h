@@ -33,6 +33,7 @@ struct GemmConfig {
   GatePairs gates;
   Gated form;      // of gates
   int limited;     // 1: gate and up are clamped
+  int shared;      // 1: one expert more sees all tokens
   int handed_out;  // 1: a block takes the next tile when it is ready for it, 0: every so many-th tile
   int bulk;    // 1: the copy engine writes the result, 2 bytes an element
   int access;  // elements that alignment lets one store move
@@ -44,11 +45,13 @@ struct GemmKernelArgs {
   TensorMap x;        // k, m; m, k if k is not dense
   TensorMap x_scale;  // m, block of k, for e4m3
   TensorMap out;      // n, m, if the copy engine writes
+  TensorMap shared_weight, shared_x;  // of the expert that sees all tokens
   MatmulArgs problem;
   float* partial;  // sums of parts of tiles, for streamed ones
   int whole;       // tiles that are not cut; each cluster has `share` stages of k of the others,
   int share, longer;  // and the first `longer` clusters one more
   bool weight_read_once;
+  bool ups_first;  // of the shared weight: the ups lie before the gates
 };
 
 }  // namespace deepinfer

@@ -42,9 +42,20 @@ struct GemmTiles {
     return int((problem->columns + c.tile_n * side_by_side - 1) / (c.tile_n * side_by_side));
   }
 
+  // Whether it is the expert that sees all tokens.
+  DEVICE bool is_shared(int expert) const { return c.shared && expert == int(problem->experts); }
+  DEVICE int shared_count() const {
+    return c.shared ? int((problem->shared_rows + c.tile_m - 1) / c.tile_m) * n_tiles() : 0;
+  }
+
   // The rows of an expert. Whatever the groups hold, they stay inside x.
   DEVICE void rows_of(int expert, int& begin, int& end) const {
     const int rows = int(problem->rows);
+    if (is_shared(expert)) {
+      begin = rows;
+      end = rows + int(problem->shared_rows);
+      return;
+    }
     if constexpr (c.groups == RowGroups::ends) {
       const int low = expert > 0 ? problem->groups[expert - 1] : 0, high = problem->groups[expert];
       end = high < 0 ? 0 : high > rows ? rows : high;
@@ -99,7 +110,7 @@ struct GemmTiles {
       }
       __syncthreads();
       tile_ends = ends;
-      count = experts > 0 ? ends[experts - 1] : 0;
+      count = (experts > 0 ? ends[experts - 1] : 0) + shared_count();
     }
   }
 
@@ -110,7 +121,18 @@ struct GemmTiles {
       expert = i / each;
       i %= each;
     }
-    if constexpr (counted) {
+    if constexpr (c.shared) {
+      // The tiles of the shared expert lie evenly among the others: they are bound by the matrix unit, those by memory.
+      const int64_t shared = shared_count();
+      const int before = int(i * shared / count);
+      if ((i + 1) * shared / count != before) {
+        expert = int(problem->experts);
+        i = before;
+      } else {
+        i -= before;
+      }
+    }
+    if (counted && !is_shared(expert)) {
       int last = int(problem->experts) - 1;  // the first expert whose tiles end after i
       while (expert < last) {
         const int middle = (expert + last) / 2;

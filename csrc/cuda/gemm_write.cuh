@@ -132,8 +132,9 @@ DEVICE uint32_t in_order(uint32_t word) {
 // From the registers of a warpgroup, the activated products of its gates and ups from token `at` of the tile on, 32
 // columns of every 64. Products and biases are rounded as if they had been stored.
 template <GemmConfig c>
-DEVICE void stage_gated_chunk(const GemmSums<c>& sums, int at, const MatmulArgs& problem, const GemmChunk& chunk,
+DEVICE void stage_gated_chunk(const GemmSums<c>& sums, int at, const GemmKernelArgs& args, const GemmChunk& chunk,
                               char* buffer) {
+  const MatmulArgs& problem = args.problem;
   using T = typename GemmShape<c>::Out;
   static_assert(!c.tokens_as_rows && !c.addend && sizeof(T) == 2);
   const Gating<T, c.form, c.limited> gating(problem.limit, problem.alpha, problem.up_offset);
@@ -162,6 +163,11 @@ DEVICE void stage_gated_chunk(const GemmSums<c>& sums, int at, const MatmulArgs&
         uint32_t ups = Pair<T>::from_floats(finish<c>(of[2], problem.scale, bias[1]),
                                             finish<c>(of[3], problem.scale, bias[1]));
         pair_up<c>(gates, ups);
+        if (c.shared && args.ups_first && chunk.expert == int(problem.experts)) {
+          const uint32_t first = gates;
+          gates = ups;
+          ups = first;
+        }
         const auto& gate = reinterpret_cast<const Vec<T, 2>&>(gates);
         const auto& up = reinterpret_cast<const Vec<T, 2>&>(ups);
         words[j] = in_order<c>(Pair<T>::from_floats(gating(value(gate, 0), value(up, 0)),
@@ -199,7 +205,7 @@ DEVICE void write_chunk(const GemmSums<c>& sums, int part, int at, const GemmKer
   const int warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128;
   char* buffer = stage + (warpgroup * Shape::buffers + turn) * Shape::chunk_bytes;
   turn = turn + 1 == Shape::buffers ? 0 : turn + 1;
-  if constexpr (c.gates != GatePairs::none) stage_gated_chunk<c>(sums, at, args.problem, chunk, buffer);
+  if constexpr (c.gates != GatePairs::none) stage_gated_chunk<c>(sums, at, args, chunk, buffer);
   else stage_chunk<c, columns>(sums[part] + at / 2, args.problem, chunk, buffer);
   if constexpr (c.bulk) {
     publish_to_copies();

@@ -100,6 +100,7 @@ jit::KernelSource source_of(const char* name, const MoeUnpermuteConfig& c) {
   jit::KernelSource source = source_of(name, "MoeUnpermuteConfig", "MoeUnpermuteArgs", c.threads);
   source.header = "cuda/moe_unpermute.cuh";
   source.facts = {{"out", c.out},       {"weights", c.weights}, {"coded", c.coded},     {"weighted", c.weighted},
+                  {"added", c.added},
                   {"access", c.access}, {"topk", c.topk},       {"threads", c.threads}, {"stages", c.stages}};
   return source;
 }
@@ -111,7 +112,7 @@ jit::KernelSource describe_unpermute(const MoeUnpermuteConfig& c) { return sourc
 jit::KernelSource describe_unpermute_bulk(const MoeUnpermuteConfig& c) {
   jit::KernelSource source = source_of("moe_unpermute_bulk", c);
   source.threads = c.threads + kWarp;
-  source.shared_bytes = c.stages * c.topk * piece_bytes(c);
+  source.shared_bytes = c.stages * (c.topk + c.added) * piece_bytes(c);
   return source;
 }
 
@@ -131,12 +132,14 @@ std::vector<MoePermuteConfig> bulk_samples() { return {{16, 0, 4, kWarp, 16384}}
 std::vector<MoePermuteConfig> row_samples() { return {{16, 0, 4, kRowThreads, 0}, {1, 0, 4, 32, 0}}; }
 std::vector<MoePermuteScalesConfig> scales_samples() { return {{4, 1, kRowThreads}, {1, 0, kRowThreads}}; }
 std::vector<MoeUnpermuteConfig> unpermute_samples() {
-  return {{DType::bf16, DType::f32, 0, 1, 8, 8, kRowThreads, 0},
-          {DType::f32, DType::f32, 0, 0, 1, 0, 64, 0},
-          {DType::bf16, DType::f32, 1, 1, 8, 8, kRowThreads, 0}};
+  return {{DType::bf16, DType::f32, 0, 1, 0, 8, 8, kRowThreads, 0},
+          {DType::f32, DType::f32, 0, 0, 1, 1, 0, 64, 0},
+          {DType::bf16, DType::f32, 1, 1, 0, 8, 8, kRowThreads, 0}};
 }
 std::vector<MoeUnpermuteConfig> unpermute_bulk_samples() {
-  return {{DType::bf16, DType::f32, 0, 1, 8, 8, kRowThreads, 6}, {DType::bf16, DType::f32, 1, 1, 8, 8, 224, 13}};
+  return {{DType::bf16, DType::f32, 0, 1, 0, 8, 8, kRowThreads, 6},
+          {DType::bf16, DType::f32, 0, 1, 1, 8, 8, kRowThreads, 5},
+          {DType::bf16, DType::f32, 1, 1, 0, 8, 8, 224, 13}};
 }
 
 jit::Kernels<ExpertMapConfig> count_kernels(describe_count, count_samples);
@@ -202,6 +205,7 @@ void moe_unpermute(const MoeUnpermuteArgs& args, int device) {
   const int element = size_of(args.dtype), y_element = args.coded ? 1 : element;
   Access access(args.hidden_size, 16 / element);
   access.limit(args.y, y_element);
+  access.limit(args.addend, element);
   access.limit(args.out, element);
   access.limit_stride(args.row_stride, y_element);
   const int64_t pieces = ceil_div(args.hidden_size, 16 / element);
@@ -210,17 +214,18 @@ void moe_unpermute(const MoeUnpermuteArgs& args, int device) {
                        args.weights ? args.weights_dtype : DType::f32,
                        args.coded,
                        args.weights != nullptr,
+                       args.addend != nullptr,
                        access.elements(),
                        unrolled(args.topk),
                        threads_for(pieces, few ? kFewThreads : kRowThreads),
                        0};
   const jit::DeviceFacts& facts = jit::device_facts(device);
   const uint64_t bits =
-      reinterpret_cast<uintptr_t>(args.y) | uint64_t((args.row_stride | args.hidden_size) * y_element);
+      reinterpret_cast<uintptr_t>(args.y) | reinterpret_cast<uintptr_t>(args.addend) | uint64_t((args.row_stride | args.hidden_size) * y_element);
   const bool copies = facts.capability >= 90 && bits % kVector == 0 && c.access * element == kVector;
   if (copies && args.tokens >= kFewBlocks && c.topk) {
     c.threads = threads_for(ceil_div(pieces, ceil_div(pieces, kRowThreads)));  // of a piece, all of the same size
-    c.stages = std::min(kRingBytes / (c.topk * piece_bytes(c)), kMostStages);
+    c.stages = std::min(kRingBytes / ((c.topk + c.added) * piece_bytes(c)), kMostStages);
     const int64_t blocks = std::min<int64_t>(args.tokens, facts.multiprocessors);
     if (c.stages >= kLeastStages) return unpermute_bulk_kernels.launch(device, c, {unsigned(blocks)}, args);
     c.stages = 0;

@@ -172,7 +172,7 @@ DEVICE void expert_map(const ExpertMapArgs& args) {
     if (e == experts - 1) laid_out = next;
     start = next;
   }
-  if (args.zeros && blockIdx.x == 0 && threadIdx.x < 2) args.zeros[threadIdx.x] = 0;
+  if (args.tail && blockIdx.x == 0 && threadIdx.x < 3) args.tail[threadIdx.x] = threadIdx.x == 0 ? args.tail_value : 0;
   __syncthreads();
   for (int64_t row = laid_out + int64_t(blockIdx.x) * c.threads + threadIdx.x; row < args.rows;
        row += int64_t(gridDim.x) * c.threads)

@@ -38,6 +38,7 @@ struct MoeUnpermuteConfig {
   DType out, weights;
   int coded;     // 1: the rows are float8_e4m3fn and have scales
   int weighted;
+  int added;    // 1: a row is added to the rounded sum
   int access;   // elements that alignment lets one access move
   int topk;     // known and small, or 0
   int threads;  // that add up

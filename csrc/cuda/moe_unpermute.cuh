@@ -24,6 +24,7 @@ struct Unpermute {
   using Y = Choose<c.coded, uint8_t, T>;
   using W = Element<c.weights>;
   static constexpr int n = kVectorBytes / sizeof(T);  // elements that a thread adds up at once
+  static_assert(!c.coded || !c.added);
 
   // What a slot's row is multiplied by.
   DEVICE static float factor(const MoeUnpermuteArgs& args, int64_t slot, int32_t row) {
@@ -50,6 +51,12 @@ struct Unpermute {
     for (int e = 0; e < n; ++e) y.at[e] = from_float<T>(poisoned ? __uint_as_float(0xffffffff) : sum[e]);
     return y;
   }
+
+  DEVICE static Vec<T, n> plus(Vec<T, n> y, const Vec<T, n>& addend) {
+#pragma unroll
+    for (int e = 0; e < n; ++e) y.at[e] = from_float<T>(to_float(y.at[e]) + to_float(addend.at[e]));
+    return y;
+  }
 };
 
 template <MoeUnpermuteConfig c>
@@ -63,6 +70,7 @@ DEVICE void moe_unpermute(const MoeUnpermuteArgs& args) {
   const int64_t token = blockIdx.x / blocks, size = args.hidden_size;
   const int topk = c.topk ? c.topk : int(args.topk);
   auto* out = static_cast<typename U::T*>(args.out) + token * size;
+  const auto* addend = static_cast<const typename U::T*>(args.addend) + token * size;
   wait_for_previous_kernel();
   let_next_kernel_start();
   const int32_t* rows = args.slots_to_rows + token * topk;
@@ -87,13 +95,16 @@ DEVICE void moe_unpermute(const MoeUnpermuteArgs& args) {
       for (int j = 0; j < together; ++j)
         if (present[j]) U::add(sum, held[j], factor[j]);
     }
-    store_vector<c.access, n>(out, i, size, U::result(sum, poisoned));
+    Vec<typename U::T, n> y = U::result(sum, poisoned);
+    if constexpr (c.added) y = U::plus(y, load_vector<c.access, n>(addend, i, size));
+    store_vector<c.access, n>(out, i, size, y);
   }
 }
 
 // What a stage of the ring holds beside the pieces of rows.
 template <MoeUnpermuteConfig c>
 struct UnpermuteStage {
+  static constexpr int rows = c.topk + c.added;
   static constexpr uint32_t poisoned = 1u << 31;  // in `present`
 
   uint64_t full, empty;
@@ -137,11 +148,15 @@ DEVICE void load_rows(const MoeUnpermuteArgs& args, char* ring, UnpermuteStage<c
         if (mine == i) s.factors[choice] = factor;
         if (lane == 0) s.present = here | (poisoned ? s.poisoned : 0);
         __syncwarp();
-        if (lane == 0) expect_bytes(&s.full, __popc(here) * bytes);
+        if (lane == 0) expect_bytes(&s.full, (__popc(here) + c.added) * bytes);
         __syncwarp();
         if (mine == i && present)
-          bulk_load(ring + (stage * c.topk + choice) * piece * sizeof(Y),
+          bulk_load(ring + (stage * s.rows + choice) * piece * sizeof(Y),
                     static_cast<const Y*>(args.y) + row * args.row_stride + at, bytes, &s.full);
+        if (c.added && lane == 0)
+          bulk_load(ring + (stage * s.rows + c.topk) * piece * sizeof(Y),
+                    static_cast<const Y*>(args.addend) + (first + int64_t(i) * gridDim.x) * args.hidden_size + at, bytes,
+                    &s.full);
         if (++stage == c.stages) {
           stage = 0;
           parity ^= 1;
@@ -172,17 +187,18 @@ DEVICE void moe_unpermute_bulk(const MoeUnpermuteArgs& args) {
     for (int64_t i = int(threadIdx.x) * n; i - int(threadIdx.x) * n < args.hidden_size; i += piece) {
       UnpermuteStage<c>& s = stages[stage];
       wait_barrier(&s.full, parity);
-      const Y* rows = reinterpret_cast<const Y*>(ring) + stage * c.topk * piece + threadIdx.x * n;
+      const Y* rows = reinterpret_cast<const Y*>(ring) + stage * s.rows * piece + threadIdx.x * n;
       const uint32_t present = s.present;
       float sum[n] = {};
 #pragma unroll
       for (int j = 0; j < c.topk; ++j)
         if (present >> j & 1) U::add(sum, *reinterpret_cast<const Vec<Y, n>*>(rows + j * piece), s.factors[j]);
+      Vec<typename U::T, n> y = U::result(sum, present & s.poisoned);
+      if constexpr (c.added) y = U::plus(y, *reinterpret_cast<const Vec<Y, n>*>(rows + c.topk * piece));
       __syncwarp();
       if (threadIdx.x % 32 == 0) arrive(&s.empty);
       if (i < args.hidden_size)
-        store_vector<n, n>(static_cast<typename U::T*>(args.out) + token * args.hidden_size, i, args.hidden_size,
-                           U::result(sum, present & s.poisoned));
+        store_vector<n, n>(static_cast<typename U::T*>(args.out) + token * args.hidden_size, i, args.hidden_size, y);
       if (++stage == c.stages) {
         stage = 0;
         parity ^= 1;

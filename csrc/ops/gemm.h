@@ -48,6 +48,13 @@ struct MatmulArgs {
   Gated form;
   float limit, alpha, up_offset;  // see GatedArgs
   bool settled;  // the last kernel before the product wrote neither `groups` nor the weight, but an earlier one
+  // One expert more, number `experts`, that sees every token: shared_rows rows of shared_x, or of x behind those of the
+  // other experts, and of the result behind theirs. 0: there is none.
+  int64_t shared_rows;
+  const void* shared_weight;  // dense along k; of the gates, with a weight of the same strides for the ups
+  const void* shared_up;
+  const void* shared_x;  // or null
+  int64_t shared_column_stride, shared_x_stride;
   int32_t* handed_out;  // a zero on the device, with which tiles of groups of unequal size are handed out, or null
   // Two products over the same groups, of which the second, whose x is the result of the first, starts with what is
   // there. Of each expert the number of its rows, to which the first adds, for each part of its result that it has

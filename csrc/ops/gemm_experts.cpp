@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "../cpu/activation.h"
 #include "../cpu/moe_dispatch.h"
 #include "../cpu/parallel.h"
 #include "../cuda/activation.h"
@@ -14,6 +15,8 @@
 namespace deepinfer {
 
 namespace {
+
+constexpr int64_t kActivationCost = 16;  // of an element of an activation, in bytes moved
 
 // The storage of ids, which the kernels read as int32 or int64.
 Tensor dense(const Tensor& t) { return torch::stable::contiguous(t); }
@@ -89,10 +92,16 @@ ExpertRows sort_slots(const char* op, const Tensor& topk_ids, int64_t first_expe
   return map;
 }
 
+// An expert that sees every token: [I, H], [I, H] and [H, I].
+struct SharedExpert {
+  Tensor gate, up, down;
+};
+
 // The inputs after the checks: rows are dense.
 struct ExpertLayer {
   Tensor x, gate_up, down, topk_ids, topk_weights;
   std::optional<Tensor> gate_up_bias, down_bias;
+  std::optional<SharedExpert> shared;
   Gated form;
   bool interleaved;
   float limit, alpha, up_offset;
@@ -107,6 +116,50 @@ struct ExpertLayer {
   Tensor matrix(int64_t rows, int64_t columns) const { return new_tensor(x, {rows, columns}, x.scalar_type()); }
 };
 
+Tensor product(const Tensor& x, const Tensor& weight, DType dtype) {
+  Tensor out = new_tensor(x, {x.size(0), weight.size(0)}, x.scalar_type());
+  const Tensor x_operand = as_tokens(x), weight_operand = as_operand(weight);
+  MatmulArgs args{};
+  set_x(args, x_operand);
+  set_weight(args, weight_operand);
+  args.rows = x.size(0);
+  args.columns = weight.size(0);
+  args.depth = x.size(1);
+  args.experts = 1;
+  args.dtype = args.out_dtype = dtype;
+  args.out = out.mutable_data_ptr();
+  args.out_stride = out.size(1);
+  args.scale = 1;
+  matmul(args, x);
+  return out;
+}
+
+Tensor activate(const ExpertLayer& layer, const GatedArgs& inputs, const Tensor& like) {
+  Tensor out = layer.matrix(like.size(0), inputs.size);
+  GatedArgs args = inputs;
+  args.out = out.mutable_data_ptr();
+  args.limit = layer.limit;
+  args.alpha = layer.alpha;
+  args.up_offset = layer.up_offset;
+  args.form = layer.form;
+  args.dtype = layer.dtype;
+  if (like.is_cuda()) cuda::gated_activation(args, like.get_device_index());
+  else cpu::parallel(cpu::gated_activation, args, args.gate_rows.count, args.size * kActivationCost);
+  return out;
+}
+
+// What the shared expert makes of all tokens.
+Tensor shared_rows(const ExpertLayer& layer) {
+  const Tensor gate = product(layer.x, layer.shared->gate, layer.dtype);
+  const Tensor up = product(layer.x, layer.shared->up, layer.dtype);
+  GatedArgs args{};
+  args.gate = gate.const_data_ptr();
+  args.up = up.const_data_ptr();
+  args.gate_rows = args.up_rows = rows_of("fused_experts", gate);
+  args.size = gate.size(1);
+  return product(activate(layer, args, gate), layer.shared->down, layer.dtype);
+}
+
 // The weighted sum of the rows of y that belong to each token.
 MoeUnpermuteArgs sum_of(const ExpertLayer& layer, const Tensor& y, Tensor& out, const Tensor& weights,
                         const int32_t* slots_to_rows) {
@@ -117,7 +170,7 @@ MoeUnpermuteArgs sum_of(const ExpertLayer& layer, const Tensor& y, Tensor& out, 
   sum.out = out.mutable_data_ptr();
   sum.row_stride = sum.hidden_size = layer.hidden();
   sum.topk = layer.topk();
-  sum.rows = y.size(0);
+  sum.rows = layer.tokens() * layer.topk();
   sum.tokens = layer.tokens();
   sum.dtype = layer.dtype;
   sum.weights_dtype = layer.weights_dtype;
@@ -169,6 +222,11 @@ Tensor experts_on_cpu(const char* op, const ExpertLayer& layer) {
 
   const Tensor weights = dense(layer.topk_weights);
   MoeUnpermuteArgs sum = sum_of(layer, y, out, weights, map.slots_to_rows.data());
+  std::optional<Tensor> shared;
+  if (layer.shared) {
+    shared = shared_rows(layer);
+    sum.addend = shared->const_data_ptr();
+  }
   cpu::parallel(cpu::moe_unpermute, sum, layer.tokens(), layer.hidden() * (layer.topk() + 1) * element_size(sum.dtype));
   return out;
 }
@@ -178,7 +236,7 @@ Tensor experts_on_cpu(const char* op, const ExpertLayer& layer) {
 struct DeviceMap {
   Tensor rows_to_slots, slots_to_rows, ends;  // ends by expert
   int32_t* counts;  // by expert, behind the ends
-  int32_t* zeros;   // two
+  int32_t* zeros;   // two, behind the counts of the experts and that of the shared one
 };
 
 DeviceMap map_on_cuda(const ExpertLayer& layer, const Tensor& ids) {
@@ -192,12 +250,14 @@ DeviceMap map_on_cuda(const ExpertLayer& layer, const Tensor& ids) {
   args.alignment = 1;
   const int64_t experts = layer.experts();
   DeviceMap map{new_tensor(ids, {args.rows}, ScalarType::Int), new_tensor(ids, {args.slots}, ScalarType::Int),
-                new_tensor(ids, {2 * experts + 3}, ScalarType::Int), nullptr, nullptr};
+                new_tensor(ids, {2 * experts + 4}, ScalarType::Int), nullptr, nullptr};
   args.rows_to_slots = static_cast<int32_t*>(map.rows_to_slots.mutable_data_ptr());
   args.slots_to_rows = static_cast<int32_t*>(map.slots_to_rows.mutable_data_ptr());
   args.offsets = static_cast<int32_t*>(map.ends.mutable_data_ptr());
   map.counts = args.counts = args.offsets + experts + 1;
-  map.zeros = args.zeros = args.counts + experts;
+  args.tail = args.counts + experts;
+  args.tail_value = int32_t(layer.tokens());
+  map.zeros = args.tail + 1;
   expert_map_on_cuda(args, ids);
   return map;
 }
@@ -227,11 +287,19 @@ bool can_chain(const ExpertLayer& layer) {
   return rows > 64 * layer.experts() && rows * (layer.intermediate() + 1) <= std::numeric_limits<int32_t>::max();
 }
 
-// `gate_up`: activated. x may be one row for all experts. `chained`: x of the second product comes from the first.
+// How the products on a GPU go together.
+struct ProductPlan {
+  GateUp gate_up;  // the activation is a part of the first one
+  bool chained;    // the second one reads what the first one has finished
+  bool folded;     // the shared expert is one of the experts
+};
+
+// x may be one row for all experts.
 Tensor product_on_cuda(const ExpertLayer& layer, DeviceMap& map, const Tensor& x, const Tensor& weight,
-                       const std::optional<Tensor>& bias, GateUp gate_up, bool first, bool chained) {
-  const int64_t rows = layer.tokens() * layer.topk();
-  Tensor out = layer.matrix(rows, gate_up == GateUp::none ? weight.size(1) : layer.intermediate());
+                       const std::optional<Tensor>& bias, const ProductPlan& plan, bool first) {
+  const int64_t rows = layer.tokens() * layer.topk(), shared_rows = plan.folded ? layer.tokens() : 0;
+  const GateUp gate_up = first ? plan.gate_up : GateUp::none;
+  Tensor out = layer.matrix(rows + shared_rows, gate_up == GateUp::none ? weight.size(1) : layer.intermediate());
   const Tensor x_operand = as_tokens(x), weight_operand = as_operand(weight);
   MatmulArgs args{};
   set_x(args, x_operand);
@@ -243,9 +311,18 @@ Tensor product_on_cuda(const ExpertLayer& layer, DeviceMap& map, const Tensor& x
   args.columns = weight.size(1);
   args.out_stride = out.size(1);
   args.experts = layer.experts();
+  if (plan.folded) {
+    const SharedExpert& shared = *layer.shared;
+    args.shared_rows = shared_rows;
+    args.shared_weight = (first ? shared.gate : shared.down).const_data_ptr();
+    args.shared_up = first ? shared.up.const_data_ptr() : nullptr;
+    args.shared_column_stride = (first ? shared.gate : shared.down).stride(0);
+    args.shared_x = first ? layer.x.const_data_ptr() : nullptr;
+    args.shared_x_stride = layer.x.stride(0);
+  }
   args.handed_out = map.zeros + (first ? 0 : 1);
-  args.finished = chained && first ? map.counts : nullptr;
-  args.awaited = chained && !first ? map.counts : nullptr;
+  args.finished = plan.chained && first ? map.counts : nullptr;
+  args.awaited = plan.chained && !first ? map.counts : nullptr;
   args.gate_up = gate_up;
   args.form = layer.form;
   args.limit = layer.limit;
@@ -270,22 +347,30 @@ bool can_gate(const ExpertLayer& layer, const Tensor& weight) {
          (dense_k ? layer.intermediate() % 8 == 0 : layer.interleaved);
 }
 
+// Of the products of the experts, if it is none of theirs.
 Tensor activate_on_cuda(const ExpertLayer& layer, const Tensor& hidden) {
-  Tensor out = layer.matrix(hidden.size(0), layer.intermediate());
   GatedArgs args{};
   args.gate = hidden.const_data_ptr();
   args.up = static_cast<const char*>(args.gate) + layer.intermediate() * element_size(layer.dtype);
   args.gate_rows = args.up_rows = rows_of("fused_experts", hidden);
-  args.out = out.mutable_data_ptr();
   args.size = layer.intermediate();
-  args.limit = layer.limit;
-  args.alpha = layer.alpha;
-  args.up_offset = layer.up_offset;
-  args.form = layer.form;
-  args.dtype = layer.dtype;
   args.interleaved = layer.interleaved;
-  cuda::gated_activation(args, hidden.get_device_index());
-  return out;
+  return activate(layer, args, hidden);
+}
+
+// Whether the copy engine can bring the weights of the shared expert as those of the others.
+bool can_fold(const ExpertLayer& layer, const Tensor& weight, GateUp gate_up) {
+  if (!layer.shared || gate_up != GateUp::halves || layer.gate_up_bias || layer.down_bias) return false;
+  const SharedExpert& shared = *layer.shared;
+  const auto suits = [](const Tensor& t) {
+    const bool dense = t.size(1) == 1 || t.stride(1) == 1;
+    return dense && reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0 && t.stride(0) * 2 % 16 == 0 &&
+           t.stride(0) >= t.size(1);
+  };
+  return shared.gate.size(0) == layer.intermediate() && shared.gate.stride(0) == shared.up.stride(0) &&
+         suits(layer.x) && suits(shared.gate) && suits(shared.up) && suits(shared.down) &&
+         (layer.hidden() == 1 || weight.stride(2) == 1) &&
+         layer.tokens() * (layer.topk() + 1) <= std::numeric_limits<int32_t>::max();
 }
 
 Tensor experts_on_cuda(const ExpertLayer& layer) {
@@ -294,21 +379,47 @@ Tensor experts_on_cuda(const ExpertLayer& layer) {
   const Tensor x = layer.tokens() == 1 ? layer.x : permute_on_cuda(layer, map);
   const Tensor gate_up_weight = as_operand(layer.gate_up);
   const bool gated = can_gate(layer, gate_up_weight);
-  const bool chained = gated && can_chain(layer);
   const GateUp gate_up = !gated ? GateUp::none : layer.interleaved ? GateUp::alternating : GateUp::halves;
-  const Tensor hidden = product_on_cuda(layer, map, x, gate_up_weight, layer.gate_up_bias, gate_up, true, chained);
+  const ProductPlan plan{gate_up, gated && can_chain(layer), can_fold(layer, gate_up_weight, gate_up)};
+  const Tensor hidden = product_on_cuda(layer, map, x, gate_up_weight, layer.gate_up_bias, plan, true);
   const Tensor y = product_on_cuda(layer, map, gated ? hidden : activate_on_cuda(layer, hidden), layer.down,
-                                   layer.down_bias, GateUp::none, false, chained);
+                                   layer.down_bias, plan, false);
   Tensor out = layer.matrix(layer.tokens(), layer.hidden());
   const auto* slots_to_rows = static_cast<const int32_t*>(map.slots_to_rows.const_data_ptr());
-  cuda::moe_unpermute(sum_of(layer, y, out, weights, slots_to_rows), x.get_device_index());
+  MoeUnpermuteArgs sum = sum_of(layer, y, out, weights, slots_to_rows);
+  std::optional<Tensor> shared;
+  if (plan.folded) {
+    sum.addend = static_cast<const char*>(y.const_data_ptr()) + sum.rows * sum.row_stride * element_size(layer.dtype);
+  } else if (layer.shared) {
+    shared = shared_rows(layer);
+    sum.addend = shared->const_data_ptr();
+  }
+  cuda::moe_unpermute(sum, x.get_device_index());
   return out;
+}
+
+std::optional<SharedExpert> shared_expert(const char* op, const Tensor& x, const std::optional<Tensor>& gate,
+                                          const std::optional<Tensor>& up, const std::optional<Tensor>& down) {
+  if (!gate && !up && !down) return std::nullopt;
+  DI_CHECK(gate && up && down, op, ": shared_gate, shared_up and shared_down go together");
+  DI_CHECK(gate->dim() == 2 && gate->size(1) == x.size(1), op, ": shared_gate must have shape [S, ", x.size(1),
+           "], got ", shape_of(*gate));
+  DI_CHECK(same_shape(*up, *gate), op, ": shared_up must have the shape of shared_gate, ", shape_of(*gate), ", got ",
+           shape_of(*up));
+  DI_CHECK(down->dim() == 2 && down->size(0) == x.size(1) && down->size(1) == gate->size(0), op,
+           ": shared_down must have shape [", x.size(1), ", ", gate->size(0), "], got ", shape_of(*down));
+  check_like_x(op, "shared_gate", *gate, x);
+  check_like_x(op, "shared_up", *up, x);
+  check_like_x(op, "shared_down", *down, x);
+  return SharedExpert{*gate, *up, *down};
 }
 
 Tensor fused_experts(const Tensor& x, const Tensor& gate_up, const Tensor& down, const Tensor& topk_ids,
                      const Tensor& topk_weights, const std::optional<Tensor>& gate_up_bias,
                      const std::optional<Tensor>& down_bias, const std::string& activation, bool interleaved,
-                     std::optional<double> limit, double alpha, double up_offset, int64_t first_expert) {
+                     std::optional<double> limit, double alpha, double up_offset, int64_t first_expert,
+                     const std::optional<Tensor>& shared_gate, const std::optional<Tensor>& shared_up,
+                     const std::optional<Tensor>& shared_down) {
   const char* op = "fused_experts";
   DI_CHECK(x.dim() == 2, op, ": x must have shape [T, H], got ", shape_of(x));
   const DType dtype = float_dtype(op, "x", x);
@@ -341,6 +452,8 @@ Tensor fused_experts(const Tensor& x, const Tensor& gate_up, const Tensor& down,
   DI_CHECK(!x.is_cuda() || experts <= cuda::kMostExperts, op, ": at most ", cuda::kMostExperts,
            " experts on a GPU, got ", experts);
 
+  const auto shared = shared_expert(op, x, shared_gate, shared_up, shared_down);
+
   const ExpertLayer layer{deepinfer::with_dense_rows(x),
                           gate_up,
                           down,
@@ -348,6 +461,7 @@ Tensor fused_experts(const Tensor& x, const Tensor& gate_up, const Tensor& down,
                           topk_weights,
                           with_dense_rows(gate_up_bias),
                           with_dense_rows(down_bias),
+                          shared,
                           form,
                           interleaved,
                           float(limit.value_or(std::numeric_limits<double>::infinity())),
@@ -358,7 +472,7 @@ Tensor fused_experts(const Tensor& x, const Tensor& gate_up, const Tensor& down,
                           weights_dtype};
   if (!x.is_cuda()) return experts_on_cpu(op, layer);
   if (tokens * topk_ids.size(1) * experts == 0)
-    return torch::stable::new_zeros(x, {tokens, hidden});
+    return shared && tokens > 0 ? shared_rows(layer) : torch::stable::new_zeros(x, {tokens, hidden});
   return experts_on_cuda(layer);
 }
 
@@ -368,7 +482,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(deepinfer, m) {
   m.def(
       "fused_experts(Tensor x, Tensor gate_up, Tensor down, Tensor topk_ids, Tensor topk_weights, *, "
       "Tensor? gate_up_bias=None, Tensor? down_bias=None, str activation=\"silu\", bool interleaved=False, "
-      "float? limit=None, float alpha=1.0, float up_offset=0.0, int first_expert=0) -> Tensor");
+      "float? limit=None, float alpha=1.0, float up_offset=0.0, int first_expert=0, "
+      "Tensor? shared_gate=None, Tensor? shared_up=None, Tensor? shared_down=None) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(deepinfer, CPU, m) { m.impl("fused_experts", TORCH_BOX(&fused_experts)); }

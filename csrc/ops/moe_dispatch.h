@@ -19,7 +19,8 @@ struct ExpertMapArgs {
   int32_t* slots_to_rows;  // [slots]
   int32_t* offsets;        // [num_local_experts + 1]
   int32_t* counts;         // [num_local_experts]
-  int32_t* zeros;          // two numbers that become 0, or null; on CUDA
+  int32_t* tail;           // three numbers that become tail_value, 0 and 0, or null; on CUDA
+  int32_t tail_value;
 };
 
 struct MoePermuteArgs {
@@ -47,6 +48,7 @@ struct MoeUnpermuteArgs {
   const int32_t* slots_to_rows;
   const void* weights;      // of weights_dtype, one for each slot; null: 1
   const float* row_scales;  // one for each row of y; null: 1
+  const void* addend;       // dense rows of `dtype`, added to the rounded sums; null: none; not to those of codes
   void* out;                // dense rows of `dtype`
   int64_t row_stride, hidden_size, topk;
   int64_t rows, tokens;

@@ -143,6 +143,9 @@ def fused_experts(
     alpha: float = 1.0,
     up_offset: float = 0.0,
     first_expert: int = 0,
+    shared_gate: torch.Tensor | None = None,
+    shared_up: torch.Tensor | None = None,
+    shared_down: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The expert layer of a mixture: for each token the weighted sum of its experts' gated feed-forward networks.
 
@@ -152,6 +155,10 @@ def fused_experts(
         gate, up = halves of hidden, or its even and odd columns if interleaved
         y[t, j] = activation(gate, up) @ down[e].T + down_bias[e]
         out[t] = sum over j of topk_weights[t, j] * y[t, j]        in float32, in this order, rounded once
+
+    A shared expert, which sees every token, is added to that::
+
+        out[t] += activation(x[t] @ shared_gate.T, x[t] @ shared_up.T) @ shared_down.T
 
     Bit for bit the chain of ``moe_expert_map``, ``moe_permute``, ``grouped_mm``, the activation op, ``grouped_mm`` and
     ``moe_unpermute``, without the copies between them.
@@ -174,6 +181,10 @@ def fused_experts(
         alpha: see activation; silu only.
         up_offset: see activation; silu only.
         first_expert: the id of the first expert that ``gate_up`` and ``down`` hold.
+        shared_gate: ``[S, H]`` of the dtype of ``x``. On Hopper S = I makes the shared expert one of the others, at
+            next to no cost where reading weights is the bound.
+        shared_up: ``[S, H]``.
+        shared_down: ``[H, S]``.
 
     Returns:
         ``[T, H]`` of the dtype of ``x``, contiguous. Experts without tokens cost nothing: their weights are not read.
@@ -195,6 +206,9 @@ def fused_experts(
         alpha=alpha,
         up_offset=up_offset,
         first_expert=first_expert,
+        shared_gate=shared_gate,
+        shared_up=shared_up,
+        shared_down=shared_down,
     )
 
 
@@ -455,6 +469,9 @@ def _fused_experts_meta(
     alpha=1.0,
     up_offset=0.0,
     first_expert=0,
+    shared_gate=None,
+    shared_up=None,
+    shared_down=None,
 ):
     op = "fused_experts"
     check(x.dim() == 2, f"{op}: x must have shape [T, H], got {shape_of(x)}")
@@ -496,4 +513,27 @@ def _fused_experts_meta(
     )
     check(limit is None or limit > 0, f"{op}: limit must be positive, got {limit}")
     check(first_expert >= 0, f"{op}: first_expert must not be negative, got {first_expert}")
+    _check_shared_expert(op, x, shared_gate, shared_up, shared_down)
     return x.new_empty((tokens, hidden))
+
+
+def _check_shared_expert(op, x, gate, up, down):
+    if gate is None and up is None and down is None:
+        return
+    check(
+        gate is not None and up is not None and down is not None,
+        f"{op}: shared_gate, shared_up and shared_down go together",
+    )
+    hidden = x.shape[1]
+    check(
+        gate.dim() == 2 and gate.shape[1] == hidden,
+        f"{op}: shared_gate must have shape [S, {hidden}], got {shape_of(gate)}",
+    )
+    check(
+        up.shape == gate.shape,
+        f"{op}: shared_up must have the shape of shared_gate, {shape_of(gate)}, got {shape_of(up)}",
+    )
+    expected = [hidden, gate.shape[0]]
+    check(list(down.shape) == expected, f"{op}: shared_down must have shape {expected}, got {shape_of(down)}")
+    for name, weight in (("shared_gate", gate), ("shared_up", up), ("shared_down", down)):
+        _check_like_x(op, name, weight, x)

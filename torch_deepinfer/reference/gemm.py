@@ -132,6 +132,9 @@ def fused_experts(
     alpha: float = 1.0,
     up_offset: float = 0.0,
     first_expert: int = 0,
+    shared_gate: torch.Tensor | None = None,
+    shared_up: torch.Tensor | None = None,
+    shared_down: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See :func:`torch_deepinfer.ops.fused_experts`."""
     total = x.new_zeros(x.shape, dtype=torch.float32)
@@ -147,4 +150,9 @@ def fused_experts(
             if down_bias is not None:
                 y = y + down_bias[expert]
             total[tokens] += topk_weights[tokens, j, None].float() * y.float()
-    return total.to(x.dtype)
+    out = total.to(x.dtype)
+    if shared_gate is None or shared_up is None or shared_down is None:
+        return out
+    gate, up = ((x.float() @ weight.float().t()).to(x.dtype) for weight in (shared_gate, shared_up))
+    y = _activate(gate, up, activation, limit, alpha, up_offset)
+    return out + (y.float() @ shared_down.float().t()).to(x.dtype)
