@@ -27,6 +27,7 @@ ONE_KERNEL = "Inductor already makes one kernel of it"
 
 GATES: Mapping[tuple[str, str], Gate] = {
     ("fused_experts", "cpu"): Gate(True, gain="1.2x to 3x, alone"),
+    ("shared_expert", "cpu"): Gate(False, reason="not measured"),
     ("moe_router", "cpu"): Gate(True, gain="21x at 4096 tokens, alone"),
     ("add_rms_norm", "cpu"): Gate(False, reason=ONE_KERNEL),
     ("rms_norm", "cpu"): Gate(False, reason=ONE_KERNEL),
@@ -43,6 +44,7 @@ GATES: Mapping[tuple[str, str], Gate] = {
     ("sink_attention", "cpu"): Gate(True, gain="1.5x to 3.3x, alone"),
     ("widened_gemm", "cpu"): Gate(False, reason="not measured"),
     ("fused_experts", "cuda"): Gate(True, gain="1.2x to 1.9x in a whole model"),
+    ("shared_expert", "cuda"): Gate(True, gain="1.04x to 1.5x, alone"),
     ("moe_router", "cuda"): Gate(True, gain="6x to 57x, alone"),
     ("widened_gemm", "cuda"): Gate(True, gain="up to 1.05x in a whole model"),
     ("maskless_attention", "cuda"): Gate(True, gain="1.8x to 3.7x, windows up to 20x, alone"),

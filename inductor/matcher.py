@@ -65,7 +65,7 @@ class Match:
     kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
     variant: str = ""
     permutation: list[int] | None = None
-    view: list[int] | None = None
+    view: list[Any] | None = None
     known: tuple[Node, ...] = ()
 
     @property

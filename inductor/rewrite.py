@@ -204,7 +204,7 @@ def _difference(match: Match) -> str | None:
         if match.permutation is not None:
             result = result.permute(match.permutation)
         if match.view is not None:
-            result = result.contiguous().view(match.view)
+            result = result.contiguous().view(map_arg(match.view, value))
         was = value(output)
         if was.dtype != result.dtype:
             return f"the op returns {result.dtype} where the graph has {was.dtype}"

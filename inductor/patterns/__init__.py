@@ -10,6 +10,7 @@ from torch_deepinfer.inductor.patterns import (
     attention_sinks,
     attention_span,
     gemm,
+    gemm_shared,
     gemm_widened,
     mla_rope,
     moe,
@@ -22,6 +23,7 @@ from torch_deepinfer.inductor.patterns import (
 
 PATTERNS: list[Pattern] = [
     *gemm.PATTERNS,
+    *gemm_shared.PATTERNS,
     *gemm_widened.PATTERNS,
     *moe.PATTERNS,
     *mla_rope.PATTERNS,
