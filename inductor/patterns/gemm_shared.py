@@ -27,6 +27,8 @@ EXPERTS = torch.ops.deepinfer.fused_experts.default
 
 
 def match_shared_expert(total: Node) -> Match | Miss | None:
+    if not is_call(total, aten.add.Tensor):
+        return None
     for routed, shared in commuted(total):
         experts, down = without_views(routed), linear(shared)
         if not is_call(experts, EXPERTS) or down is None:
