@@ -42,6 +42,9 @@ void attention_portable(const AttentionArgs& args, int device) {
                           args);
 }
 
+// Whether reading the keys, which is done once, is what takes time.
+bool has_few_rows(const AttentionArgs& args) { return args.heads / args.key_heads * args.queries <= kFewRows; }
+
 }  // namespace
 
 int64_t attention_scratch(const AttentionArgs& args, int device) {
@@ -49,12 +52,15 @@ int64_t attention_scratch(const AttentionArgs& args, int device) {
 }
 
 void attention(const AttentionArgs& args, float* scratch, int device) {
-  const bool reads_keys_once = args.heads / args.key_heads * args.queries <= kFewRows;
   const bool suits_decode = suits_attention_decode(args, device);
-  if (suits_decode && reads_keys_once) return attention_decode(args, scratch, device);
+  if (suits_decode && has_few_rows(args)) return attention_decode(args, scratch, device);
   if (attention_prefill(args, device)) return;
   if (suits_decode) return attention_decode(args, scratch, device);
   attention_portable(args, device);
+}
+
+bool attention_of_parts(const AttentionArgs& args, int device) {
+  return !has_few_rows(args) && attention_prefill(args, device);
 }
 
 }  // namespace deepinfer::cuda

@@ -21,7 +21,7 @@ jit::KernelSource describe(const AttentionPrefillConfig& c) {
   source.config = "AttentionPrefillConfig";
   source.args = "AttentionPrefillArgs";
   source.facts = {
-      {"type", c.type}, {"depth", c.depth}, {"value_depth", c.value_depth}, {"causal", c.causal}};
+      {"type", c.type}, {"depth", c.depth}, {"value_depth", c.value_depth}, {"rope_depth", c.rope_depth}, {"causal", c.causal}};
   source.threads = kThreads;
   source.blocks_per_sm = 1;
   source.shared_bytes = 1024 + 2 * kTile * (c.depth + kStages * (c.depth + c.value_depth)) + 8 * (2 + 4 * kStages);
@@ -30,7 +30,10 @@ jit::KernelSource describe(const AttentionPrefillConfig& c) {
 }
 
 std::vector<AttentionPrefillConfig> samples() {
-  return {{DType::bf16, 192, 128, 1}, {DType::bf16, 128, 128, 1}, {DType::f16, 64, 64, 0}};
+  return {{DType::bf16, 192, 128, 0, 1},
+          {DType::bf16, 192, 128, 64, 1},
+          {DType::bf16, 128, 128, 0, 1},
+          {DType::f16, 64, 64, 0, 0}};
 }
 
 jit::Kernels<AttentionPrefillConfig> kernels(describe, samples);
@@ -75,6 +78,12 @@ TensorMap map_of(const Heads& t, DType type, const char* what) {
   return jit::encode_tensor_map(spec, what);
 }
 
+// Columns elsewhere are whole pieces behind whole pieces.
+bool suits_rope(const AttentionArgs& args, const Heads& query, const Heads& key) {
+  return args.depth % kPiece == 0 && args.rope_depth % kPiece == 0 && suits_copy_engine(query) &&
+         suits_copy_engine(key);
+}
+
 // As many heads as have their keys and values in half of the L2 cache, whole groups and sections of about equal size.
 int section_of(const AttentionArgs& args, int64_t l2_bytes) {
   const int64_t shared = args.batch * args.key_heads, group = args.heads / args.key_heads;
@@ -93,20 +102,32 @@ bool attention_prefill(const AttentionArgs& args, int device) {
   const Heads query{args.query, args.query_strides, args.batch, args.heads, args.queries, args.depth};
   const Heads key{args.key, args.key_strides, args.batch, args.key_heads, keys, args.depth};
   const Heads value{args.value, args.value_strides, args.batch, args.key_heads, keys, args.value_depth};
+  const bool rope_of_all = args.key_rope_strides.head == 0;
+  const Heads query_rope{args.query_rope, args.query_rope_strides, args.batch, args.heads, args.queries,
+                         args.rope_depth};
+  const Heads key_rope{args.key_rope, args.key_rope_strides, args.batch, rope_of_all ? 1 : args.key_heads, keys,
+                       args.rope_depth};
+  const int64_t depth = args.depth + args.rope_depth;
   const int64_t heads = args.batch * args.heads, items = heads * ceil_div(args.queries, kTile);
   constexpr int64_t most = int64_t(1) << 30;  // indices are 32 bits
-  if (facts.capability != 90 || args.type == DType::f32 || !takes_heads(args.depth, args.value_depth) ||
+  if (facts.capability != 90 || args.type == DType::f32 || !takes_heads(depth, args.value_depth) ||
       !(causal || args.mask_kind == AttentionMask::none) || !(args.scale > 0) || keys == 0 || items > most ||
-      keys > most || !suits_copy_engine(query) || !suits_copy_engine(key) || !suits_copy_engine(value))
+      keys > most || !suits_copy_engine(query) || !suits_copy_engine(key) || !suits_copy_engine(value) ||
+      (args.rope_depth > 0 && !suits_rope(args, query_rope, key_rope)))
     return false;
   AttentionPrefillArgs kernel_args{};
   kernel_args.query = map_of(query, args.type, "the queries of attention");
   kernel_args.key = map_of(key, args.type, "the keys of attention");
   kernel_args.value = map_of(value, args.type, "the values of attention");
+  if (args.rope_depth > 0) {
+    kernel_args.query_rope = map_of(query_rope, args.type, "the rotated columns of queries");
+    kernel_args.key_rope = map_of(key_rope, args.type, "the rotated columns of keys");
+    kernel_args.rope_of_all = rope_of_all;
+  }
   kernel_args.problem = args;
   kernel_args.problem.keys = keys;
   kernel_args.section = section_of(args, facts.l2_bytes);
-  const AttentionPrefillConfig config{args.type, int(args.depth), int(args.value_depth), causal};
+  const AttentionPrefillConfig config{args.type, int(depth), int(args.value_depth), int(args.rope_depth), causal};
   kernels.launch(device, config, {unsigned(std::min<int64_t>(items, facts.multiprocessors))}, kernel_args);
   return true;
 }

@@ -27,6 +27,7 @@ constexpr int kPrefillPiece = 64, kPrefillRowBytes = 128;  // elements of a head
 template <AttentionPrefillConfig c>
 struct PrefillShared {
   static constexpr int pieces = c.depth / kPrefillPiece, value_pieces = c.value_depth / kPrefillPiece;
+  static constexpr int rope_piece = (c.depth - c.rope_depth) / kPrefillPiece;  // the first of them
 
   char query[pieces][kPrefillTile][kPrefillRowBytes];
   char key[kPrefillStages][pieces][kPrefillTile][kPrefillRowBytes];
@@ -67,16 +68,22 @@ DEVICE void load_items(const AttentionPrefillArgs& args, PrefillShared<c>& share
     const int key_head = item.head / group;
     wait_barrier(&shared.query_empty, n % 2 ^ 1);
     expect_bytes(&shared.query_full, sizeof(shared.query));
-    for (int p = 0; p < Shared::pieces; ++p)
+    for (int p = 0; p < Shared::rope_piece; ++p)
       tensor_load(shared.query[p], args.query, p * kPrefillPiece, item.query, item.head, item.batch,
                   &shared.query_full);
+    for (int p = Shared::rope_piece; p < Shared::pieces; ++p)
+      tensor_load(shared.query[p], args.query_rope, (p - Shared::rope_piece) * kPrefillPiece, item.query, item.head,
+                  item.batch, &shared.query_full);
     for (int tile = item.tiles - 1; tile >= 0; --tile, place.advance()) {
       const int stage = place.stage, token = tile * kPrefillTile;
       wait_barrier(&shared.key_empty[stage], place.parity ^ 1);
       expect_bytes(&shared.key_full[stage], sizeof(shared.key[0]));
-      for (int p = 0; p < Shared::pieces; ++p)
+      for (int p = 0; p < Shared::rope_piece; ++p)
         tensor_load(shared.key[stage][p], args.key, p * kPrefillPiece, token, key_head, item.batch,
                     &shared.key_full[stage]);
+      for (int p = Shared::rope_piece; p < Shared::pieces; ++p)
+        tensor_load(shared.key[stage][p], args.key_rope, (p - Shared::rope_piece) * kPrefillPiece, token,
+                    args.rope_of_all ? 0 : key_head, item.batch, &shared.key_full[stage]);
       wait_barrier(&shared.value_empty[stage], place.parity ^ 1);
       expect_bytes(&shared.value_full[stage], sizeof(shared.value[0]));
       for (int p = 0; p < Shared::value_pieces; ++p)

@@ -25,6 +25,12 @@ struct AttentionArgs {
   int64_t batch, heads, key_heads, queries, keys, depth, value_depth;
   HeadStrides query_strides, key_strides, value_strides, out_strides;
   int64_t mask_batch, mask_head, mask_query, mask_key;  // strides of the mask, 0 where it is expanded
+  // More columns of queries and keys, behind those above, or null: [batch, heads, queries, rope_depth] and
+  // [batch, key_heads, keys, rope_depth], of which the stride of a head may be 0.
+  const void* query_rope;
+  const void* key_rope;
+  int64_t rope_depth;
+  HeadStrides query_rope_strides, key_rope_strides;
   float scale;
   DType type, mask_type;
   AttentionMask mask_kind;

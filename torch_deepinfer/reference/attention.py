@@ -11,8 +11,13 @@ def attention(
     *,
     scale: float | None = None,
     causal: bool = False,
+    query_rope: torch.Tensor | None = None,
+    key_rope: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See :func:`torch_deepinfer.ops.attention`."""
+    if query_rope is not None and key_rope is not None:
+        query = torch.cat([query, query_rope], -1)
+        key = torch.cat([key, key_rope.expand(-1, key.shape[1], -1, -1)], -1)
     group = query.shape[1] // key.shape[1]
     keys, values = (shared.float().repeat_interleave(group, dim=1) for shared in (key, value))
     scores = query.float() @ keys.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
