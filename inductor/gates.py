@@ -57,6 +57,7 @@ GATES: Mapping[tuple[str, str], Gate] = {
         True, gain="5x to 6x, alone", reason="too few blocks to fill the device", min_rows=256
     ),
     ("prefill_attention", "cuda"): Gate(True, gain="1.02x to 1.06x in a whole model, on Hopper"),
+    ("latent_attention", "cuda"): Gate(True, gain="1.01x in a whole model"),
     ("qk_norm_rope", "cuda"): Gate(True, gain="1.5x to 1.7x, alone"),
     ("mla_qk_rope", "cuda"): Gate(True, gain="1.3x to 2.3x, alone"),
     ("mla_q_rope", "cuda"): Gate(False, reason="no gain over rotary_embedding in a whole model"),

@@ -118,6 +118,9 @@ def _decide(
         done.declined[name, reason] += 1
         return
     _swap(graph, match)
+    for node in sorted(inside, reverse=True):
+        if not node.users:  # torch leaves a call that might draw random numbers, and what it reads
+            graph.erase_node(node)
     done.swapped[name] += 1
 
 

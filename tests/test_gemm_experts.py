@@ -335,7 +335,10 @@ def shared_of(gate, up, down, dtype=torch.float32) -> dict[str, torch.Tensor]:
         (shared_of((6, 7), (6, 7), (8, 6)), r"shared_gate must have shape \[S, 8\], got \[6, 7\]"),
         (shared_of((6, 8), (5, 8), (8, 6)), r"shared_up must have the shape of shared_gate, \[6, 8\], got \[5, 8\]"),
         (shared_of((6, 8), (6, 8), (6, 8)), r"shared_down must have shape \[8, 6\], got \[6, 8\]"),
-        (shared_of((6, 8), (6, 8), (8, 6), torch.float16), "shared_gate must have the dtype of x, float32, got float16"),
+        (
+            shared_of((6, 8), (6, 8), (8, 6), torch.float16),
+            "shared_gate must have the dtype of x, float32, got float16",
+        ),
     ],
 )
 @pytest.mark.parametrize("meta", [False, True])

@@ -40,8 +40,10 @@ def match_latent_attention(call: Node) -> Match | None:
     if first != (heads, 0) or second != (heads, 1):
         return None
     q, k_nope, k_rope = heads.args[:3]
+    if k_nope is None or len(shape_of(q)) != 4 or len(shape_of(k_rope)) != 4:
+        return None
     rope, nope = shape_of(k_rope)[-1], shape_of(k_nope)[-1]
-    if len(shape_of(k_rope)) != 4 or rope % PIECE != 0 or nope % PIECE != 0:
+    if rope % PIECE != 0 or nope % PIECE != 0:
         return None
     rotated = Derived(ROTATION, _columns(q, nope, nope + rope), (k_rope, *heads.args[3:]), dict(heads.kwargs))
     parts: list[Any] = [_columns(q, 0, nope), k_nope, *(Derived(operator.getitem, rotated, (i,)) for i in range(2))]
