@@ -167,12 +167,9 @@ def _obstacle(match: Match, inside: set[Node]) -> str | None:
     for node in inside - outputs:
         if node.op != "call_function" and not _is_scalar_constant(node):
             return "the result depends on something that is not an input of the op"
-    kept = [node for node in inside - outputs if not inside.issuperset(node.users)]
-    while kept:
-        node = kept.pop()
-        if node.target not in _CHEAP and node.all_input_nodes:
+        is_free = node.target in _CHEAP or not node.all_input_nodes
+        if not is_free and not inside.issuperset(node.users):
             return "a value in the middle is used elsewhere"
-        kept += inside.intersection(node.all_input_nodes) - outputs
     if _depends_on(match.inputs, outputs, inside):
         return "one input of the op is computed from one of its outputs"
     return None

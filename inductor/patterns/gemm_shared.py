@@ -37,6 +37,8 @@ def match_shared_expert(total: Node) -> Match | Miss | None:
         gate, up = (linear(found.gate), linear(found.up)) if found is not None else (None, None)
         if found is None or gate is None or up is None:
             continue
+        if not _is_all_of(routed) or not _is_all_of(shared):
+            return Miss("what the experts or the shared one make is used elsewhere")
         if "shared_gate" in experts.kwargs or dtype_of(total) != dtype_of(experts):
             continue
         tokens = without_views(experts.args[0])
@@ -55,6 +57,13 @@ def match_shared_expert(total: Node) -> Match | Miss | None:
         kwargs = {**experts.kwargs, **weights}
         return Match(EXPERTS, experts.args, (total,), kwargs, found.activation, view=shape, known=(tokens,))
     return None
+
+
+def _is_all_of(node: Node) -> bool:
+    """Whether nothing else reads what ``node`` is a view of."""
+    while len(node.users) == 1 and is_call(node, aten.view.default):
+        node = node.args[0]
+    return len(node.users) == 1
 
 
 def without_views(node: Any) -> Any:
