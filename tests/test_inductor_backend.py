@@ -77,7 +77,7 @@ def test_settings_from_options_and_environment():
         {"DEEPINFER_DISABLE": "add_rms_norm, moe_router"},
     )
     assert parsed.patterns == ("moe_router", "rms_norm")
-    assert parsed.disable == ("add_rms_norm", "fused_experts", "moe_router", "widened_gemm")
+    assert parsed.disable == ("add_rms_norm", "fused_experts", "moe_router", "shared_expert", "widened_gemm")
     assert rest == {"epilogue_fusion": False}
     assert settings.parse({}, {"DEEPINFER_DISABLE": "all"})[0].disable == tuple(sorted(inductor.patterns.NAMES))
     assert settings.parse(None, {}) == (settings.Settings(), {})

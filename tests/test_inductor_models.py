@@ -21,7 +21,7 @@ DENSE = {"add_rms_norm": 4, "rms_norm": 1, "rotary_embedding": 2, "silu_and_mul"
 MOE = {"add_rms_norm": 4, "rms_norm": 1, "rotary_embedding": 2, "moe_router": 2, "fused_experts": 2}
 ALL_HEADS_NORM = {"rms_norm": 5}  # of q and of k, each over all heads at once, in each layer
 HEAD_NORM = {"qk_norm_rope": 2}
-ONE_DENSE_LAYER = {"moe_router": 1, "fused_experts": 1, "silu_and_mul": 2}  # its own and the shared expert's activation
+ONE_DENSE_LAYER = {"moe_router": 1, "fused_experts": 1, "shared_expert": 1, "silu_and_mul": 1}
 LATENT_NORM = {"rms_norm": 5}  # of the compressed q and kv, in each layer
 LATENT_HEADS = {"prefill": {"mla_qk_rope": 2}, "decode": {"mla_q_rope": 2}}  # with or without a cache
 
