@@ -23,6 +23,14 @@ def _qk_norm_rope() -> Sample:
     return (q, k, torch.rand(16), torch.rand(16), *angles, 1e-6), kwargs
 
 
+def _rope_cache(norms: bool) -> Sample:
+    q, k, v = (torch.randn(2, 3, heads, size) for heads, size in ((4, 16), (2, 16), (2, 12)))
+    caches = torch.zeros(2, 2, 7, 16), torch.zeros(2, 2, 7, 12)
+    weights = [torch.rand(16), torch.rand(16)] if norms else []
+    position = torch.tensor([5, 0, 3])
+    return (q, k, v, *weights, torch.rand(3, 1, 8), torch.rand(3, 1, 8), *caches, position, *[1e-6] * norms), {}
+
+
 def _mla_qk_rope() -> Sample:
     kv, k_rope = torch.randn(5, 4, 20).bfloat16(), torch.randn(5, 1, 8).bfloat16()
     return (torch.randn(5, 4, 24).bfloat16(), kv[..., :16], k_rope, torch.rand(5, 1, 4), torch.rand(5, 1, 4)), {}
@@ -146,6 +154,8 @@ SAMPLES: dict[str, Callable[[], Sample]] = {
     "rotary_embedding": _rope,
     "rotary_embedding_": _rope,
     "qk_norm_rope": _qk_norm_rope,
+    "rotary_embedding_cache_": lambda: _rope_cache(norms=False),
+    "qk_norm_rope_cache_": lambda: _rope_cache(norms=True),
     "mla_qk_rope": _mla_qk_rope,
     "silu_and_mul": _gated,
     "silu_and_mul_quant": lambda: (_gated()[0], {"group_size": 8, "scale_dtype": torch.int32}),

@@ -3,7 +3,7 @@
 // the position. Work goes by blocks of positions: the tables of a block stay in the L1 cache, and whatever the order of
 // heads and positions in memory is, a block reads and writes runs of a few KB. Bound by memory: read x, write the
 // result. With a norm in front, a row is normed into a scratch row, which is then rotated. What all heads of a position
-// share is rotated once and copied.
+// share is rotated once and copied. Rows that a cache takes go to the slots of their tokens.
 
 #include "rope.h"
 
@@ -18,6 +18,10 @@ constexpr int64_t kPositions = 64;     // of a block, at most
 constexpr int64_t kFloats = 4 * 1024;  // of all tables of a block: 16 KB
 
 inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
+
+int64_t slot_at(const RopeCache& cache, int64_t at) {
+  return cache.wide_slots ? static_cast<const int64_t*>(cache.slots)[at] : static_cast<const int32_t*>(cache.slots)[at];
+}
 
 template <typename C>
 void read_columns(const void* data, int64_t offset, int64_t stride, int64_t n, float* to) {
@@ -211,7 +215,8 @@ void rotate_rows(const RopeArgs& args, const RopeTensor& x, int64_t begin, int64
   int64_t in_offset[kPositions], out_offset[kPositions], rest_offset[kPositions];
   const NormRow<T> norm = norm_of<T>(args);
   const bool shared = x.in_rows.dims == 1 && x.in_rows.strides[0] == 0 && half <= kPairs && !norm;
-  const void* weight = norm ? args.norm.weights[&x - args.tensors] : nullptr;
+  const bool is_k = &x != args.tensors, cached = is_k && args.cache.slots;
+  const void* weight = norm ? args.norm.weights[is_k] : nullptr;
   alignas(64) float normed[RopeNorm::kMostHeadSize];
   while (begin < end) {
     const int64_t first_group = begin / (block * heads) * block, positions = min(block, groups - first_group);
@@ -220,6 +225,8 @@ void rotate_rows(const RopeArgs& args, const RopeTensor& x, int64_t begin, int64
     for (int64_t j = 0; j < positions; ++j) {
       in_offset[j] = row_offset(x.in_groups, first_group + j);
       out_offset[j] = row_offset(x.out_groups, first_group + j);
+      if (cached)
+        out_offset[j] += slot_at(args.cache, row_offset(args.cache.slot_groups, first_group + j)) * args.cache.key_stride;
       rest_offset[j] = row_offset(x.rest_groups, first_group + j);
     }
     for (int64_t first = 0; first < half; first += kPairs) {
@@ -282,12 +289,29 @@ void rotate_tensor(const RopeArgs& args, const RopeTensor& x, int64_t begin, int
   }
 }
 
+void copy_values(const RopeArgs& args, int64_t begin, int64_t end) {
+  const RopeCache& cache = args.cache;
+  const int64_t item = args.dtype == DType::f32 ? 4 : 2, bytes = cache.value_size * item;
+  for (int64_t i = begin; i < end; ++i) {
+    const int64_t head = i % cache.sizes[2], token = i / cache.sizes[2] % cache.sizes[1];
+    const int64_t batch = i / cache.sizes[2] / cache.sizes[1];
+    const int64_t slot = slot_at(cache, batch * cache.slot_strides[0] + token * cache.slot_strides[1]);
+    const auto offset = [&](const int64_t* strides, int64_t at) {
+      return (batch * strides[0] + at * strides[1] + head * strides[2]) * item;
+    };
+    std::memcpy(static_cast<char*>(cache.value_cache) + offset(cache.out_strides, slot),
+                static_cast<const char*>(cache.values) + offset(cache.in_strides, token), bytes);
+  }
+}
+
 }  // namespace
 
 void rotary_embedding(const RopeArgs& args, int64_t begin, int64_t end) {
-  const int64_t q_rows = args.rows[0];
-  if (begin < q_rows) rotate_tensor(args, args.tensors[0], begin, end < q_rows ? end : q_rows);
-  if (end > q_rows) rotate_tensor(args, args.tensors[1], begin > q_rows ? begin - q_rows : 0, end - q_rows);
+  const int64_t k_begin = args.rows[0], v_begin = k_begin + args.rows[1];
+  if (begin < k_begin) rotate_tensor(args, args.tensors[0], begin, min(end, k_begin));
+  if (begin < v_begin && end > k_begin)
+    rotate_tensor(args, args.tensors[1], begin > k_begin ? begin - k_begin : 0, min(end, v_begin) - k_begin);
+  if (end > v_begin) copy_values(args, begin > v_begin ? begin - v_begin : 0, end - v_begin);
 }
 
 }  // namespace deepinfer::cpu::DEEPINFER_ISA

@@ -50,7 +50,10 @@ jit::KernelSource describe(const RopeConfig& c) {
                   {"normed", c.normed},
                   {"form", name_of(c.form)},
                   {"weight", c.weight},
-                  {"weight_access", c.weight_access}};
+                  {"weight_access", c.weight_access},
+                  {"slot_bytes", c.slot_bytes},
+                  {"value_access", c.value_access},
+                  {"value_lanes", c.value_lanes}};
   source.threads = kRopeThreads;
   source.pdl = true;
   return source;
@@ -106,6 +109,7 @@ int access_of(const RopeArgs& args, const RopeConfig& c) {
   Access access(c.style == RopeStyle::half ? c.rotary_dim / 2 : c.rotary_dim, widest(c));
   if (c.rest) access.divide(c.head_size - c.rotary_dim);
   for (const RopeTensor& x : args.tensors) limit(access, x, size_of(c.x));
+  access.limit_stride(args.cache.key_stride, size_of(c.x));
   return access.elements();
 }
 
@@ -129,6 +133,15 @@ int weight_access_of(const RopeArgs& args, const RopeConfig& c) {
   return access.elements();
 }
 
+int value_access_of(const RopeCache& cache, const RopeConfig& c) {
+  Access access(cache.value_size, widest(c));
+  access.limit(cache.values, size_of(c.x));
+  access.limit(cache.value_cache, size_of(c.x));
+  for (const auto& strides : {cache.in_strides, cache.out_strides})
+    for (int d = 0; d < 3; ++d) access.limit_stride(strides[d], size_of(c.x));
+  return access.elements();
+}
+
 bool is_strided(const RopeTensor& x) {
   const int dims =
       std::max({x.in_groups.dims, x.in_rows.dims, x.out_groups.dims, x.out_rows.dims, x.cos.groups.dims,
@@ -136,7 +149,9 @@ bool is_strided(const RopeTensor& x) {
   return dims > 1;
 }
 
+// Of q, of k or of v.
 int64_t threads_of(const RopeConfig& c, const RopeArgs& args, int i) {
+  if (i == 2) return args.rows[2] * c.value_lanes;
   if (args.rows[i] == 0) return 0;
   const RopeTensor& x = args.tensors[i];
   return x.in_groups.count * ceil_div(x.in_rows.count, c.heads) * c.lanes;
@@ -172,8 +187,14 @@ RopeConfig plan(const RopeArgs& args, int device) {
     c.weight = args.norm.weight_dtype;
     c.weight_access = weight_access_of(args, c);
   }
+  if (args.cache.slots) {
+    c.slot_bytes = args.cache.wide_slots ? 8 : 4;
+    c.strided |= args.cache.slot_groups.dims > 1;
+    c.value_access = value_access_of(args.cache, c);
+    c.value_lanes = int(ceil_div(args.cache.value_size, widest(c)));
+  }
   c.lanes = lanes_of(c);
-  c.wide = std::max(args.rows[0], args.rows[1]) * c.lanes > INT32_MAX;
+  c.wide = std::max({args.rows[0] * c.lanes, args.rows[1] * c.lanes, args.rows[2] * c.value_lanes}) > INT32_MAX;
   // Few tokens are spread over more threads.
   const int64_t enough = jit::device_facts(device).multiprocessors * kThreadsToFill;
   const int most = most_heads(c);
@@ -248,6 +269,13 @@ std::vector<RopeConfig> samples() {
     c.lanes = lanes_of(c);
     configs.push_back(c);
   }
+  // Decoding behind a cache, with and without norms.
+  for (RopeConfig c : {eager, normed}) {
+    c.slot_bytes = 8;
+    c.value_access = 8;
+    c.value_lanes = 16;
+    configs.push_back(c);
+  }
   // Part of a head, and more rows than 32 bits count; then the other types, misaligned, with a column an element.
   RopeConfig partial = sample(RopeStyle::half, DType::f16, DType::f32, 128, 64);
   partial.wide = 1;
@@ -270,7 +298,7 @@ jit::Kernels<RopeConfig> kernels(describe, samples);
 void rotary_embedding(const RopeArgs& args, int device) {
   const RopeConfig config = plan(args, device);
   int64_t blocks = 0;
-  for (int i : {0, 1}) blocks += ceil_div(threads_of(config, args, i), kRopeThreads);
+  for (int i : {0, 1, 2}) blocks += ceil_div(threads_of(config, args, i), kRopeThreads);
   kernels.launch(device, config, {unsigned(blocks)}, args);
 }
 

@@ -214,16 +214,58 @@ template <RopeConfig c>
 DEVICE int64_t turns_of(const RopeTensor& x) { return (x.in_rows.count + c.heads - 1) / c.heads; }
 
 template <RopeConfig c>
+DEVICE uint32_t blocks_of(const RopeArgs& args, int tensor) {
+  const RopeTensor& x = args.tensors[tensor];
+  const int64_t threads = args.rows[tensor] ? turns_of<c>(x) * x.in_groups.count * c.lanes : 0;
+  return uint32_t((threads + kRopeThreads - 1) / kRopeThreads);
+}
+
+// ---- caches ----
+
+template <RopeConfig c>
+DEVICE int64_t read_slot(const RopeCache& cache, int64_t at, bool wanted) {
+  using Slot = Choose<c.slot_bytes == 8, int64_t, int32_t>;
+  return load_access<Slot, 1>(static_cast<const Slot*>(cache.slots) + at, wanted).at[0];
+}
+
+DEVICE bool is_slot(const RopeCache& cache, int64_t slot) { return slot >= 0 && slot < cache.length; }
+
+// A row of v to the slot of its token, unless the cache has none there.
+template <RopeConfig c, typename Index>
+DEVICE void write_values(const RopeCache& cache, Index thread) {
+  using T = Element<c.x>;
+  constexpr int n = kVectorBytes / sizeof(T);
+  const int first = int(thread % c.value_lanes) * n;
+  const Index row = thread / c.value_lanes, heads = Index(cache.sizes[2]), tokens = Index(cache.sizes[1]);
+  const int64_t head = row % heads, token = row / heads % tokens, batch = row / heads / tokens;
+  const bool active = batch < cache.sizes[0];
+  const auto offset = [&](const int64_t* strides, int64_t at) {
+    return batch * strides[0] + at * strides[1] + head * strides[2];
+  };
+
+  wait_for_previous_kernel();
+  const int64_t slot = read_slot<c>(cache, batch * cache.slot_strides[0] + token * cache.slot_strides[1], active);
+  const auto piece = load_vector<c.value_access, n>(
+      static_cast<const T*>(cache.values) + offset(cache.in_strides, token), first, active ? cache.value_size : 0);
+  let_next_kernel_start();
+  if (active && is_slot(cache, slot))
+    store_vector<c.value_access, n>(static_cast<T*>(cache.value_cache) + offset(cache.out_strides, slot), first,
+                                    cache.value_size, piece);
+}
+
+template <RopeConfig c>
 DEVICE void rotary_embedding(const RopeArgs& args) {
   using T = Element<c.x>;
   using W = Element<c.weight>;
   // Of threads, rows and positions: divisions of 64 bits take many times as long as those of 32.
   using Index = Choose<c.wide, uint64_t, uint32_t>;
 
-  // Blocks for q, then blocks for k.
-  const int64_t q_threads = args.rows[0] ? turns_of<c>(args.tensors[0]) * args.tensors[0].in_groups.count * c.lanes : 0;
-  const uint32_t q_blocks = uint32_t((q_threads + kRopeThreads - 1) / kRopeThreads);
+  // Blocks for q, then blocks for k, then blocks for v.
+  const uint32_t q_blocks = blocks_of<c>(args, 0);
   const bool is_k = blockIdx.x >= q_blocks;
+  if constexpr (c.slot_bytes > 0)
+    if (const uint32_t others = q_blocks + blocks_of<c>(args, 1); blockIdx.x >= others)
+      return write_values<c>(args.cache, Index(blockIdx.x - others) * kRopeThreads + threadIdx.x);
   const RopeTensor& x = args.tensors[is_k];
   const Index stride = Index(turns_of<c>(x));  // between the rows of a thread
   const Index thread = Index(blockIdx.x - (is_k ? q_blocks : 0)) * kRopeThreads + threadIdx.x;
@@ -240,6 +282,9 @@ DEVICE void rotary_embedding(const RopeArgs& args) {
 
   int64_t position = 0;
   if constexpr (c.position_bytes > 0) position = read_position<c>(args, x, group, turns);
+  int64_t slot = 0;
+  if constexpr (c.slot_bytes > 0)
+    slot = read_slot<c>(args.cache, row_offset<c.strided>(args.cache.slot_groups, group), active && is_k);
   Piece<c> held[c.heads];
 #pragma unroll
   for (int j = 0; j < c.heads; ++j) {
@@ -270,6 +315,12 @@ DEVICE void rotary_embedding(const RopeArgs& args) {
   }
   let_next_kernel_start();
   if constexpr (c.ordered && c.lanes > 32) __syncthreads();
+  bool written = true;
+  if constexpr (c.slot_bytes > 0)
+    if (is_k) {
+      out += slot * args.cache.key_stride;
+      written = is_slot(args.cache, slot);
+    }
 
 #pragma unroll
   for (int j = 0; j < c.heads; ++j) {
@@ -283,7 +334,7 @@ DEVICE void rotary_embedding(const RopeArgs& args) {
       for (int i = 0; i < int(sizeof(result) / 4); ++i)
         word(result, i) = beyond ? word(held[j], i) : word(result, i);
     }
-    if (const Index row = first_row + j * stride; row < rows)
+    if (const Index row = first_row + j * stride; row < rows && written)
       write_piece<c>(out + row_offset<c.strided>(x.out_rows, row), piece, result);
   }
 }

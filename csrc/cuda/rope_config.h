@@ -31,6 +31,9 @@ struct RopeConfig {
   WeightForm form;     // of that norm
   DType weight;
   int weight_access;
+  int slot_bytes;    // of one slot of the cache that takes k and v, or 0 without
+  int value_access;  // elements of v that one access moves
+  int value_lanes;   // threads of a row of v, 16 bytes each
 };
 
 }  // namespace deepinfer

@@ -1,7 +1,6 @@
-// rotary_embedding, rotary_embedding_, qk_norm_rope and mla_qk_rope: schemas, argument checks, outputs. Only the launch
-// depends on the device.
+// The rope family: schemas, argument checks, outputs. Only the launch depends on the device.
 
-#include "rope.h"
+#include "rope_op.h"
 
 #include "../cpu/parallel.h"
 #include "../cpu/rope.h"
@@ -9,26 +8,18 @@
 #include "../npu/rope.h"
 #include "check.h"
 #include "indices.h"
-#include "norm_op.h"
 #include "overlap.h"
-#include "rows.h"
 
 namespace deepinfer {
 
-namespace {
-
-constexpr int64_t kMostHeadSize = 1 << 20;  // column numbers are ints on a device
-
-struct Angles {
-  Tensor cos, sin;
-  const std::optional<Tensor>& positions;
-};
-
-// The tables as the kernels take them: an NPU reads no single columns.
 Angles angles_of(const Tensor& cos, const Tensor& sin, const std::optional<Tensor>& positions) {
   const auto usable = [](const Tensor& table) { return is_npu(table) ? with_dense_rows(table) : table; };
   return {usable(cos), usable(sin), positions};
 }
+
+namespace {
+
+constexpr int64_t kMostHeadSize = 1 << 20;  // column numbers are ints on a device
 
 RopeStyle rope_style(const char* op, const std::string& name) {
   if (name == "half") return RopeStyle::half;
@@ -74,7 +65,8 @@ void prepare_angles(const char* op, RopeArgs& args, const Tensor& q, const Angle
   }
 }
 
-// Checks the arguments that q and k share.
+}  // namespace
+
 void prepare(const char* op, RopeArgs& args, const Tensor& q, const std::optional<Tensor>& k, const Angles& angles,
              const std::string& style, bool inverse, std::optional<int64_t> rotary_dim) {
   prepare_q(op, args, q, style, inverse);
@@ -90,6 +82,8 @@ void prepare(const char* op, RopeArgs& args, const Tensor& q, const std::optiona
   }
   prepare_angles(op, args, q, angles);
 }
+
+namespace {
 
 // Strides of `t`, without its last `inner` dimensions, as it broadcasts to the leading dimensions of x.
 std::vector<int64_t> broadcast_strides(const char* op, const char* name, const Tensor& t, int inner,
@@ -107,12 +101,6 @@ std::vector<int64_t> broadcast_strides(const char* op, const char* name, const T
   return strides;
 }
 
-// Where rows lie: the first one, and the strides of the leading dimensions.
-struct Place {
-  const void* data;
-  std::vector<int64_t> strides;
-};
-
 const void* moved(const void* data, int64_t elements, DType dtype) {
   return data ? static_cast<const char*>(data) + elements * (dtype == DType::f32 ? 4 : 2) : nullptr;
 }
@@ -125,13 +113,13 @@ Place place_of(const Tensor& t, int64_t first, DType dtype) {
 }
 
 // The walk over rows with the leading dimensions of x, which `turned` and `rest` have the elements of: dimensions along
-// which the tables stay the same go inside, as the rows of a group.
-RopeTensor walk(const char* op, const RopeArgs& args, const char* name, const Tensor& x, const Place& turned,
-                const Place& rest, const Tensor& out, const Angles& angles) {
+// which the tables and slots stay the same go inside, as the rows of a group.
+RopeTensor walk(const char* op, RopeArgs& args, const char* name, const Tensor& x, const Place& turned,
+                const Place& rest, const Target& out, const Angles& angles) {
   RopeTensor walked{};
-  walked.rest_size = out.size(out.dim() - 1) - args.rotary_dim;
+  walked.rest_size = out.width - args.rotary_dim;
   const auto out_at = [&](int64_t element) {
-    return const_cast<void*>(moved(out.const_data_ptr(), element, args.dtype));
+    return const_cast<void*>(moved(out.place.data, element, args.dtype));
   };
   walked.in = turned.data;
   walked.out = out_at(args.apart ? walked.rest_size : 0);
@@ -142,11 +130,13 @@ RopeTensor walk(const char* op, const RopeArgs& args, const char* name, const Te
                                      : broadcast_strides(op, "cos", cos, 1, name, x);
   const auto sin_strides = positions ? cos_strides : broadcast_strides(op, "sin", sin, 1, name, x);
   for (int64_t d = 0; d + 1 < x.dim(); ++d) {
-    const bool same_angle = cos_strides[d] == 0 && sin_strides[d] == 0;
-    append(op, same_angle ? walked.in_rows : walked.in_groups, x.size(d), turned.strides[d]);
-    append(op, same_angle ? walked.rest_rows : walked.rest_groups, x.size(d), rest.strides[d]);
-    append(op, same_angle ? walked.out_rows : walked.out_groups, x.size(d), out.stride(d));
-    if (same_angle) continue;
+    const bool same_slot = out.slots.empty() || out.slots[d] == 0;
+    const bool inside = cos_strides[d] == 0 && sin_strides[d] == 0 && same_slot;
+    append(op, inside ? walked.in_rows : walked.in_groups, x.size(d), turned.strides[d]);
+    append(op, inside ? walked.rest_rows : walked.rest_groups, x.size(d), rest.strides[d]);
+    append(op, inside ? walked.out_rows : walked.out_groups, x.size(d), out.place.strides[d]);
+    if (inside) continue;
+    if (!out.slots.empty()) append(op, args.cache.slot_groups, x.size(d), out.slots[d]);
     append(op, positions ? walked.position_groups : walked.cos.groups, x.size(d), cos_strides[d]);
     if (!positions) append(op, walked.sin.groups, x.size(d), sin_strides[d]);
   }
@@ -160,18 +150,23 @@ RopeTensor walk(const char* op, const RopeArgs& args, const char* name, const Te
   return walked;
 }
 
-// The same where the rest follows in the rows of x.
-RopeTensor walk(const char* op, const RopeArgs& args, const char* name, const Tensor& x, const Tensor& out,
+}  // namespace
+
+Target target_of(const Tensor& out, DType dtype) { return {place_of(out, 0, dtype), out.size(out.dim() - 1), {}}; }
+
+RopeTensor walk(const char* op, RopeArgs& args, const char* name, const Tensor& x, const Target& out,
                 const Angles& angles) {
   const Place turned = place_of(x, 0, args.dtype), rest = place_of(x, args.rotary_dim, args.dtype);
   return walk(op, args, name, x, turned, rest, out, angles);
 }
 
-void launch(const char* op, RopeArgs& args, const Tensor& q, const Angles& angles) {
+void launch_rope(const char* op, RopeArgs& args, const Tensor& q, const Angles& angles) {
   for (int i = 0; i < 2; ++i) {
     const RopeTensor& x = args.tensors[i];
     args.rows[i] = x.in ? x.in_groups.count * x.in_rows.count : 0;
   }
+  const RopeCache& cache = args.cache;
+  args.rows[2] = cache.slots ? cache.sizes[0] * cache.sizes[1] * cache.sizes[2] : 0;
   if (angles.positions) check_indices(op, "positions", *angles.positions, 0, args.cache_rows);
   if (q.is_cuda()) return cuda::rotary_embedding(args, q.get_device_index());
   if (is_npu(q)) {
@@ -179,18 +174,53 @@ void launch(const char* op, RopeArgs& args, const Tensor& q, const Angles& angle
              npu::most_rope_size(), " on an NPU, got ", args.head_size);
     return npu::rotary_embedding(args, q.get_device_index());
   }
-  cpu::parallel(cpu::rotary_embedding, args, args.rows[0] + args.rows[1], args.head_size * 4);
+  cpu::parallel(cpu::rotary_embedding, args, args.rows[0] + args.rows[1] + args.rows[2], args.head_size * 4);
 }
+
+bool is_one_kernel(const RopeArgs& args, const Tensor& q, ScalarType normed) {
+  if (normed != q.scalar_type() || args.head_size > RopeNorm::kMostHeadSize) return false;
+  return q.is_cpu() || is_npu(q) || (q.is_cuda() && cuda::norms_rows(args));
+}
+
+ScalarType prepare_norm(const char* op, RopeArgs& args, const Tensor& q, const std::optional<Tensor>& k,
+                        const std::optional<Tensor>& q_weight, const std::optional<Tensor>& k_weight, double eps,
+                        const std::string& form) {
+  RopeNorm& norm = args.norm;
+  norm.form = weight_form(op, form);
+  norm.eps = float(eps);
+  const ScalarType normed = check_norm(op, q, args.head_size, "q_weight", q_weight, eps, norm.form, form);
+  if (k) {
+    check_norm(op, *k, args.head_size, "k_weight", k_weight, eps, norm.form, form);
+    if (q_weight)
+      DI_CHECK(k_weight->scalar_type() == q_weight->scalar_type(), op, ": k_weight must have the dtype of q_weight, ",
+               name_of(q_weight->scalar_type()), ", got ", name_of(k_weight->scalar_type()));
+  } else {
+    DI_CHECK(!k_weight, op, ": k_weight must be None without k");
+  }
+  return normed;
+}
+
+void check_destination(const char* op, const char* name, const Tensor& x, const Angles& angles) {
+  DI_CHECK(!overlaps_itself(x), op, ": ", name,
+           " is written and must not be expanded or have elements that share memory");
+  DI_CHECK(!overlap(x, angles.cos) && !overlap(x, angles.sin), op, ": ", name,
+           " is written and must not share memory with cos or sin");
+  DI_CHECK(!angles.positions || !overlap(x, *angles.positions), op, ": ", name,
+           " is written and must not share memory with positions");
+}
+
+namespace {
 
 // q and k rotated into fresh tensors.
 std::tuple<Tensor, Tensor> rotated(const char* op, RopeArgs& args, const Tensor& q, const std::optional<Tensor>& k,
                                    const Angles& angles) {
   Tensor dense_q = with_dense_rows(q), q_out = new_tensor(q, sizes_of(q), q.scalar_type());
-  args.tensors[0] = walk(op, args, "q", dense_q, q_out, angles);
+  args.tensors[0] = walk(op, args, "q", dense_q, target_of(q_out, args.dtype), angles);
   std::optional<Tensor> dense_k;
   Tensor k_out = new_tensor(q, k ? sizes_of(*k) : std::vector<int64_t>{0}, q.scalar_type());
-  if (k) args.tensors[1] = walk(op, args, "k", dense_k.emplace(with_dense_rows(*k)), k_out, angles);
-  launch(op, args, q, angles);
+  if (k)
+    args.tensors[1] = walk(op, args, "k", dense_k.emplace(with_dense_rows(*k)), target_of(k_out, args.dtype), angles);
+  launch_rope(op, args, q, angles);
   return {q_out, k_out};
 }
 
@@ -205,12 +235,6 @@ std::tuple<Tensor, Tensor> rotary_embedding(const Tensor& q, const std::optional
   return rotated(op, args, q, k, angles);
 }
 
-// Whether a kernel norms and rotates in one go: it holds a row in a type that the norm does not change.
-bool is_one_kernel(const RopeArgs& args, const Tensor& q, ScalarType normed) {
-  if (normed != q.scalar_type() || args.head_size > RopeNorm::kMostHeadSize) return false;
-  return q.is_cpu() || is_npu(q) || (q.is_cuda() && cuda::norms_rows(args));
-}
-
 std::tuple<Tensor, Tensor> qk_norm_rope(const Tensor& q, const std::optional<Tensor>& k,
                                         const std::optional<Tensor>& q_weight, const std::optional<Tensor>& k_weight,
                                         const Tensor& cos, const Tensor& sin, double eps,
@@ -220,29 +244,14 @@ std::tuple<Tensor, Tensor> qk_norm_rope(const Tensor& q, const std::optional<Ten
   RopeArgs args{};
   const Angles angles = angles_of(cos, sin, positions);
   prepare(op, args, q, k, angles, style, inverse, rotary_dim);
-  RopeNorm& norm = args.norm;
-  norm.form = weight_form(op, form);
-  norm.eps = float(eps);
-  const ScalarType normed = check_norm(op, q, args.head_size, "q_weight", q_weight, eps, norm.form, form);
-  if (k) {
-    check_norm(op, *k, args.head_size, "k_weight", k_weight, eps, norm.form, form);
-    if (q_weight)
-      DI_CHECK(k_weight->scalar_type() == q_weight->scalar_type(), op, ": k_weight must have the dtype of q_weight, ",
-               name_of(q_weight->scalar_type()), ", got ", name_of(k_weight->scalar_type()));
-  } else {
-    DI_CHECK(!k_weight, op, ": k_weight must be None without k");
-  }
+  const ScalarType normed = prepare_norm(op, args, q, k, q_weight, k_weight, eps, form);
   if (!is_one_kernel(args, q, normed)) {
     const Tensor normed_q = rms_norm(q, q_weight, eps, form);
     std::optional<Tensor> normed_k;
     if (k) normed_k = rms_norm(*k, k_weight, eps, form);
     return rotary_embedding(normed_q, normed_k, cos, sin, positions, style, inverse, rotary_dim);
   }
-  args.normed = true;
-  norm.weight_dtype = q_weight ? float_dtype(op, "q_weight", *q_weight) : args.dtype;
-  std::optional<Tensor> dense[2];
-  if (q_weight) norm.weights[0] = dense[0].emplace(with_dense_rows(*q_weight)).const_data_ptr();
-  if (k_weight) norm.weights[1] = dense[1].emplace(with_dense_rows(*k_weight)).const_data_ptr();
+  const DenseWeights weights(op, args, q_weight, k_weight);
   return rotated(op, args, q, k, angles);
 }
 
@@ -279,21 +288,12 @@ std::tuple<Tensor, Tensor> mla_qk_rope(const Tensor& q, const std::optional<Tens
   if (k_nope) k_sizes.back() = args.head_size;
   Tensor q_out = new_tensor(q, sizes_of(q), q.scalar_type()), k_out = new_tensor(q, k_sizes, q.scalar_type());
   args.tensors[0] = walk(op, args, "q", dense_q, place_of(dense_q, nope, args.dtype),
-                         place_of(dense_q, 0, args.dtype), q_out, angles);
+                         place_of(dense_q, 0, args.dtype), target_of(q_out, args.dtype), angles);
   const Place turned{dense_rope.const_data_ptr(), broadcast_strides(op, "k_rope", dense_rope, 1, "k_nope", dense_nope)};
   args.tensors[1] = walk(op, args, k_nope ? "k_nope" : "k_rope", dense_nope, turned,
-                         place_of(dense_nope, 0, args.dtype), k_out, angles);
-  launch(op, args, q, angles);
+                         place_of(dense_nope, 0, args.dtype), target_of(k_out, args.dtype), angles);
+  launch_rope(op, args, q, angles);
   return {q_out, k_out};
-}
-
-void check_destination(const char* op, const char* name, const Tensor& x, const Angles& angles) {
-  DI_CHECK(!overlaps_itself(x), op, ": ", name,
-           " is written and must not be expanded or have elements that share memory");
-  DI_CHECK(!overlap(x, angles.cos) && !overlap(x, angles.sin), op, ": ", name,
-           " is written and must not share memory with cos or sin");
-  DI_CHECK(!angles.positions || !overlap(x, *angles.positions), op, ": ", name,
-           " is written and must not share memory with positions");
 }
 
 // Stand-in for a tensor whose rows can not be rotated where they lie: rows that are not dense, and interleaved_to_half,
@@ -319,13 +319,14 @@ void rotary_embedding_(Tensor q, std::optional<Tensor> k, const Tensor& cos, con
   }
   Tensor dense_q = with_dense_rows(q);
   const auto staged_q = staging(args, q);
-  args.tensors[0] = walk(op, args, "q", dense_q, staged_q.value_or(q), angles);
+  args.tensors[0] = walk(op, args, "q", dense_q, target_of(staged_q.value_or(q), args.dtype), angles);
   std::optional<Tensor> dense_k, staged_k;
   if (k) {
     staged_k = staging(args, *k);
-    args.tensors[1] = walk(op, args, "k", dense_k.emplace(with_dense_rows(*k)), staged_k.value_or(*k), angles);
+    const Target out = target_of(staged_k.value_or(*k), args.dtype);
+    args.tensors[1] = walk(op, args, "k", dense_k.emplace(with_dense_rows(*k)), out, angles);
   }
-  launch(op, args, q, angles);
+  launch_rope(op, args, q, angles);
   if (staged_q) torch::stable::copy_(q, *staged_q);
   if (staged_k) torch::stable::copy_(*k, *staged_k);
 }

@@ -1,4 +1,4 @@
-// What rotary_embedding, rotary_embedding_, qk_norm_rope and mla_qk_rope hand to the kernels of any device.
+// What the ops of the rope family hand to the kernels of any device.
 #pragma once
 
 #include "norm.h"
@@ -40,9 +40,23 @@ struct RopeNorm {
   DType weight_dtype;
 };
 
+// Caches that take the rows of k and of v in place of fresh tensors, each row at the slot of its token.
+struct RopeCache {
+  const void* slots;  // or null
+  bool wide_slots;    // int64, else int32
+  int64_t length;     // what slots are below; a device writes nothing elsewhere
+  Rows slot_groups;   // of the groups of k
+  int64_t key_stride;  // of the key cache, from slot to slot
+  // v is copied as it is. Dimensions are [batch, tokens, heads], in the cache with slots for tokens.
+  const void* values;
+  void* value_cache;
+  int64_t value_size;  // elements of a row
+  int64_t sizes[3], in_strides[3], out_strides[3], slot_strides[2];
+};
+
 struct RopeArgs {
-  RopeTensor tensors[2];  // q, k; the work items are the rows of both, one after the other
-  int64_t rows[2];
+  RopeTensor tensors[2];  // q, k; the work items are the rows of both, one after the other, and then those of v
+  int64_t rows[3];
   const void* positions;  // or null
   bool wide_positions;    // int64, else int32
   int64_t cache_rows;     // what positions are below
@@ -55,6 +69,7 @@ struct RopeArgs {
   DType dtype, table_dtype;
   bool normed;  // by `norm`, which has no meaning else
   RopeNorm norm;
+  RopeCache cache;
 };
 
 }  // namespace deepinfer

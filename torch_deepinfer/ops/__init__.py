@@ -41,7 +41,14 @@ from torch_deepinfer.ops.quant import (
     quantize_per_token_group,
     quantize_with_scales,
 )
-from torch_deepinfer.ops.rope import mla_qk_rope, qk_norm_rope, rotary_embedding, rotary_embedding_
+from torch_deepinfer.ops.rope import (
+    mla_qk_rope,
+    qk_norm_rope,
+    qk_norm_rope_cache_,
+    rotary_embedding,
+    rotary_embedding_,
+    rotary_embedding_cache_,
+)
 from torch_deepinfer.ops.sampling import draw, sample, spec_verify
 from torch_deepinfer.ops.sampling import penalize_logits as penalize_logits  # made of others
 from torch_deepinfer.ops.sampling import spec_budget_select as spec_budget_select  # made of others
@@ -79,6 +86,7 @@ __all__ = [
     "mqa_logits",
     "paged_mqa_logits",
     "qk_norm_rope",
+    "qk_norm_rope_cache_",
     "quantization_scales",
     "quantize_per_block",
     "quantize_per_channel",
@@ -89,6 +97,7 @@ __all__ = [
     "rms_norm_quant",
     "rotary_embedding",
     "rotary_embedding_",
+    "rotary_embedding_cache_",
     "sample",
     "silu_and_mul",
     "silu_and_mul_quant",

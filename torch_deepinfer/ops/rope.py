@@ -2,7 +2,7 @@
 
 import torch
 
-from torch_deepinfer.ops.checks import check, check_float_dtype, name_of, shape_of
+from torch_deepinfer.ops.checks import check, check_float_dtype, check_written, name_of, shape_of
 from torch_deepinfer.ops.norm import check_norm, check_weight_form
 
 STYLES = ("half", "interleaved", "interleaved_to_half")
@@ -159,6 +159,107 @@ def mla_qk_rope(
     return torch.ops.deepinfer.mla_qk_rope.default(q, k_nope, k_rope, cos, sin, positions, style, inverse)
 
 
+def rotary_embedding_cache_(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    cache_position: torch.Tensor,
+    positions: torch.Tensor | None = None,
+    style: str = "half",
+    inverse: bool = False,
+    rotary_dim: int | None = None,
+) -> torch.Tensor:
+    """:func:`rotary_embedding` of q and k, with the rotated k and v written into caches: one launch at decode.
+
+    Args:
+        q: ``[batch, tokens, heads, head_size]``, float32, bfloat16 or float16, any strides.
+        k: ``[batch, tokens, kv_heads, head_size]`` of the dtype of ``q``.
+        v: ``[batch, tokens, kv_heads, value_size]`` of the dtype of ``q``.
+        cos: as for :func:`rotary_embedding`: ``[batch, tokens, 1, columns]``, or a cache with ``positions``.
+        key_cache: ``[batch, kv_heads, length, head_size]`` of the dtype of ``q``, any strides; is written.
+        value_cache: ``[batch, kv_heads, length, value_size]``, the same.
+        cache_position: int32 or int64, broadcasts to ``[batch, tokens]``: token ``t`` of sequence ``b`` goes to
+            ``key_cache[b, :, cache_position[b, t]]``. Which of two tokens at one position stays there is not defined.
+
+    The other arguments are those of :func:`rotary_embedding`.
+
+    Returns:
+        ``q`` rotated, contiguous. The bits, those in the caches included, are those of :func:`rotary_embedding`.
+
+    Raises:
+        ValueError: a wrong shape, dtype, device or style, with nothing written; also if a cache is expanded, has
+            elements that share memory with each other or shares memory with another argument; on a CPU also a position
+            outside of a cache. On a GPU nothing is written for a token whose ``cache_position`` is outside.
+        RuntimeError: a cache requires a gradient.
+    """
+    _check_no_gradient("rotary_embedding_cache_", key_cache, value_cache)
+    return torch.ops.deepinfer.rotary_embedding_cache_.default(
+        q, k, v, cos, sin, key_cache, value_cache, cache_position, positions, style, inverse, rotary_dim
+    )
+
+
+def qk_norm_rope_cache_(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    cache_position: torch.Tensor,
+    eps: float,
+    *,
+    positions: torch.Tensor | None = None,
+    style: str = "half",
+    inverse: bool = False,
+    rotary_dim: int | None = None,
+    weight_form: str = "cast_mul",
+) -> torch.Tensor:
+    """:func:`qk_norm_rope` of q and k, with the result for k and v written into caches: one launch at decode.
+
+    The arguments are those of :func:`qk_norm_rope` and :func:`rotary_embedding_cache_`; ``v`` and the caches have the
+    dtype that :func:`rms_norm` returns.
+
+    Returns:
+        ``q`` normed and rotated, contiguous. The bits, those in the caches included, are those of
+        :func:`qk_norm_rope`.
+
+    Raises:
+        ValueError: as :func:`qk_norm_rope` and :func:`rotary_embedding_cache_`, with nothing written.
+        RuntimeError: a cache requires a gradient.
+    """
+    _check_no_gradient("qk_norm_rope_cache_", key_cache, value_cache)
+    return torch.ops.deepinfer.qk_norm_rope_cache_.default(
+        q,
+        k,
+        v,
+        q_weight,
+        k_weight,
+        cos,
+        sin,
+        key_cache,
+        value_cache,
+        cache_position,
+        eps,
+        positions=positions,
+        style=style,
+        inverse=inverse,
+        rotary_dim=rotary_dim,
+        weight_form=weight_form,
+    )
+
+
+def _check_no_gradient(op: str, *caches: torch.Tensor) -> None:
+    if torch.is_grad_enabled() and any(cache.requires_grad for cache in caches):
+        raise RuntimeError(f"{op}: the caches are written without a gradient and must not require one")
+
+
 def _check_broadcast(op: str, name: str, tensor: torch.Tensor, inner: int, x_name: str, x: torch.Tensor) -> None:
     given, wanted = tensor.shape[: tensor.dim() - inner], x.shape[:-1]
     fits = len(given) <= len(wanted)
@@ -239,8 +340,7 @@ def _rotary_embedding_inplace_meta(q, k, cos, sin, positions=None, style="half",
     _check(op, q, k, cos, sin, positions, style, rotary_dim)
     for name, x in (("q", q), ("k", k)):
         if x is not None:
-            expanded = any(isinstance(s, int) and s == 0 and n != 1 for n, s in zip(x.shape, x.stride(), strict=True))
-            check(not expanded, f"{op}: {name} is written and must not be expanded or have elements that share memory")
+            check_written(op, name, x, x.shape)
 
 
 @torch.library.register_fake("deepinfer::qk_norm_rope")
@@ -261,18 +361,24 @@ def _qk_norm_rope_meta(
 ):
     op = "qk_norm_rope"
     _check(op, q, k, cos, sin, positions, style, rotary_dim)
+    dtype = _check_norms(op, q, k, q_weight, k_weight, eps, weight_form)
+    return q.new_empty(q.shape, dtype=dtype), q.new_empty(0 if k is None else k.shape, dtype=dtype)
+
+
+def _check_norms(op, q, k, q_weight, k_weight, eps, weight_form) -> torch.dtype:
+    """Returns the dtype of the normed rows."""
     check_weight_form(op, weight_form)
     dtype = check_norm(op, q, "q_weight", q_weight, eps, weight_form)
     if k is None:
         check(k_weight is None, f"{op}: k_weight must be None without k")
-        return q.new_empty(q.shape, dtype=dtype), q.new_empty(0, dtype=dtype)
+        return dtype
     check_norm(op, k, "k_weight", k_weight, eps, weight_form)
     if q_weight is not None:
         check(
             k_weight.dtype == q_weight.dtype,
             f"{op}: k_weight must have the dtype of q_weight, {name_of(q_weight.dtype)}, got {name_of(k_weight.dtype)}",
         )
-    return q.new_empty(q.shape, dtype=dtype), q.new_empty(k.shape, dtype=dtype)
+    return dtype
 
 
 @torch.library.register_fake("deepinfer::mla_qk_rope")
@@ -305,3 +411,90 @@ def _mla_qk_rope_meta(q, k_nope, k_rope, cos, sin, positions=None, style="half",
     _check_broadcast(op, "k_rope", k_rope, 1, "k_nope", k_nope)
     _check_rows(op, cos, positions, {"k_nope": k_nope})
     return q.new_empty(q.shape), q.new_empty((*k_nope.shape[:-1], head_size))
+
+
+def _check_caches(op, q, k, v, key_cache, value_cache, cache_position, dtype) -> None:
+    check(q.dim() == 4, f"{op}: q must be [batch, tokens, heads, head_size], got {shape_of(q)}")
+    batch, tokens = q.shape[:2]
+    check(
+        k.dim() == 4 and k.shape[:2] == q.shape[:2],
+        f"{op}: k must have the batch and the tokens of q, got {shape_of(k)}",
+    )
+    check(
+        v.dim() == 4 and v.shape[:3] == k.shape[:3],
+        f"{op}: v must have the batch, the tokens and the heads of k, got {shape_of(v)}",
+    )
+    heads, length = k.shape[2], key_cache.shape[2] if key_cache.dim() == 4 else 0
+    caches = {"key_cache": (key_cache, k.shape[3]), "value_cache": (value_cache, v.shape[3])}
+    for name, (cache, width) in caches.items():
+        check(
+            cache.dim() == 4 and list(cache.shape) == [batch, heads, length, width],
+            f"{op}: {name} must be [{batch}, {heads}, length, {width}], got {shape_of(cache)}",
+        )
+    for name, x in {"v": v, "key_cache": key_cache, "value_cache": value_cache}.items():
+        check(
+            x.dtype == dtype,
+            f"{op}: {name} must have the dtype of the rotated k, {name_of(dtype)}, got {name_of(x.dtype)}",
+        )
+        check(x.device == q.device, f"{op}: {name} must be on the same device as the first argument")
+    check(
+        cache_position.dtype in (torch.int32, torch.int64),
+        f"{op}: cache_position must be int32 or int64, got {name_of(cache_position.dtype)}",
+    )
+    check(cache_position.device == q.device, f"{op}: cache_position must be on the same device as the first argument")
+    given = cache_position.shape
+    check(
+        len(given) <= 2 and all(g == 1 or g == w for g, w in zip(given, q.shape[2 - len(given) : 2], strict=True)),
+        f"{op}: cache_position of shape {shape_of(cache_position)} does not broadcast to the batch and tokens, "
+        f"[{batch}, {tokens}]",
+    )
+    for name, (cache, _) in caches.items():
+        check_written(op, name, cache, cache.shape)
+
+
+@torch.library.register_fake("deepinfer::rotary_embedding_cache_")
+def _rotary_embedding_cache_meta(
+    q,
+    k,
+    v,
+    cos,
+    sin,
+    key_cache,
+    value_cache,
+    cache_position,
+    positions=None,
+    style="half",
+    inverse=False,
+    rotary_dim=None,
+):
+    op = "rotary_embedding_cache_"
+    _check(op, q, k, cos, sin, positions, style, rotary_dim)
+    _check_caches(op, q, k, v, key_cache, value_cache, cache_position, q.dtype)
+    return q.new_empty(q.shape)
+
+
+@torch.library.register_fake("deepinfer::qk_norm_rope_cache_")
+def _qk_norm_rope_cache_meta(
+    q,
+    k,
+    v,
+    q_weight,
+    k_weight,
+    cos,
+    sin,
+    key_cache,
+    value_cache,
+    cache_position,
+    eps,
+    *,
+    positions=None,
+    style="half",
+    inverse=False,
+    rotary_dim=None,
+    weight_form="cast_mul",
+):
+    op = "qk_norm_rope_cache_"
+    _check(op, q, k, cos, sin, positions, style, rotary_dim)
+    dtype = _check_norms(op, q, k, q_weight, k_weight, eps, weight_form)
+    _check_caches(op, q, k, v, key_cache, value_cache, cache_position, dtype)
+    return q.new_empty(q.shape, dtype=dtype)

@@ -103,3 +103,57 @@ def mla_qk_rope(
         k_rope = k_rope.expand(*k_nope.shape[:-1], -1)
     q_rope, k_rope = rotary_embedding(q_rope, k_rope, cos, sin, positions, style, inverse)
     return torch.cat([q_nope, q_rope], -1), k_rope if k_nope is None else torch.cat([k_nope, k_rope], -1)
+
+
+def _write(cache: torch.Tensor, position: torch.Tensor, rows: torch.Tensor) -> None:
+    """``rows[b, t]`` to ``cache[b, :, position[b, t]]``."""
+    batch, tokens = rows.shape[:2]
+    sequence = torch.arange(batch, device=rows.device)[:, None].expand(batch, tokens)
+    cache[sequence, :, position.expand(batch, tokens).long()] = rows
+
+
+def rotary_embedding_cache_(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    cache_position: torch.Tensor,
+    positions: torch.Tensor | None = None,
+    style: str = "half",
+    inverse: bool = False,
+    rotary_dim: int | None = None,
+) -> torch.Tensor:
+    """See :func:`torch_deepinfer.ops.rotary_embedding_cache_`."""
+    q, k = rotary_embedding(q, k, cos, sin, positions, style, inverse, rotary_dim)
+    _write(key_cache, cache_position, k)
+    _write(value_cache, cache_position, v)
+    return q
+
+
+def qk_norm_rope_cache_(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    cache_position: torch.Tensor,
+    eps: float,
+    *,
+    positions: torch.Tensor | None = None,
+    style: str = "half",
+    inverse: bool = False,
+    rotary_dim: int | None = None,
+    weight_form: str = "cast_mul",
+) -> torch.Tensor:
+    """See :func:`torch_deepinfer.ops.qk_norm_rope_cache_`."""
+    q, k = rms_norm(q, q_weight, eps, weight_form), rms_norm(k, k_weight, eps, weight_form)
+    return rotary_embedding_cache_(
+        q, k, v, cos, sin, key_cache, value_cache, cache_position, positions, style, inverse, rotary_dim
+    )
