@@ -52,10 +52,11 @@ def resolve(argument: Any, call: Callable[..., Any], made: dict[int, Any]) -> An
 
 @dataclasses.dataclass
 class Match:
-    """``outputs[i]`` is the i-th result of ``op(*args, **kwargs)``; None where the graph has no use for it.
+    """``outputs[i]`` is the i-th result of ``op(*args, **kwargs)``; None where the graph has no use for it. The results
+    of an op are followed by the new values of the arguments that it writes.
 
-    ``variant`` names the form that was found. With ``permutation`` every result is permuted before it replaces a node;
-    with ``view`` it is made contiguous and gets this shape. The graph computes the outputs from the inputs of the op
+    ``variant`` names the form that was found. With ``permutation`` every result that the op returns is permuted before
+    it replaces a node; with ``view`` it is made contiguous and gets this shape. The graph computes the outputs from the inputs of the op
     and from ``known`` nodes, whose values the pattern has worked out and the op does without.
     """
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import torch
 from torch._dynamo.utils import counters
+from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2
 from torch.fx import Graph
 
 from torch_deepinfer.inductor import gates
@@ -114,8 +115,9 @@ def to_counter(done: Rewrites, graph: Graph) -> Counter[str]:
     keys.update({_key("declined", *pair): count for pair, count in done.declined.items()})
     keys.update({_key("missed", *pair): count for pair, count in done.missed.items()})
     for node in graph.nodes:
-        if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "deepinfer":
-            keys[_key("op", node.target._opname)] += 1
+        target = node.args[0] if node.target is auto_functionalized_v2 else node.target  # of an op that writes arguments
+        if isinstance(target, torch._ops.OpOverload) and target.namespace == "deepinfer":
+            keys[_key("op", target._opname)] += 1
     return keys
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch._guards import detect_fake_mode
+from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2
 from torch._inductor.pattern_matcher import stable_topological_sort
 from torch._inductor.virtualized import V
 from torch._subclasses import FakeTensorMode
@@ -201,10 +202,11 @@ def _difference(match: Match) -> str | None:
         results = _fake_results(match)
     except ValueError as error:
         return str(error)
-    for output, result in zip(match.outputs, results, strict=True):
+    returned = len(match.op._schema.returns)
+    for index, (output, result) in enumerate(zip(match.outputs, results, strict=True)):
         if output is None:
             continue
-        if match.permutation is not None:
+        if match.permutation is not None and index < returned:
             result = result.permute(match.permutation)
         if match.view is not None:
             result = result.contiguous().view(map_arg(match.view, value))
@@ -230,10 +232,26 @@ def _fake_results(match: Match) -> list[torch.Tensor]:
     with _fake_mode(match):
         args = [resolve(argument, call, made) for argument in match.args]
         kwargs = {name: resolve(argument, call, made) for name, argument in match.kwargs.items()}
-        results = call(match.op, *args, **kwargs)
+        op, args, kwargs = _functional(match.op, args, kwargs)
+        results = call(op, *args, **kwargs)
         if isinstance(results, torch.Tensor):
             results = (results,)
         return list(results)
+
+
+def _functional(op: Any, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, list[Any], dict[str, Any]]:
+    """The call as a graph holds it that mutates nothing.
+
+    An op that writes arguments is wrapped: the results are those of the op, then the new values of these arguments.
+    Inductor unwraps it again and copies only what others need as it was.
+    """
+    if not op._schema.is_mutable:
+        return op, args, kwargs
+    given = {argument.name: value for argument, value in zip(op._schema.arguments, args, strict=False)} | kwargs
+    written = [argument.name for argument in op._schema.arguments if argument.is_write]
+    bases = [given.pop(name) for name in written]
+    places = {f"_{name}_base_index": index for index, name in enumerate(written)}
+    return auto_functionalized_v2, [op], given | places | {"_all_bases": bases}
 
 
 def _fake_mode(match: Match) -> FakeTensorMode:
@@ -261,14 +279,15 @@ def _swap(graph: Graph, match: Match) -> None:
         kwargs = {name: resolve(argument, call, made) for name, argument in match.kwargs.items()}
         if V.aot_compilation:
             kwargs = packages.arguments(match.op, kwargs)
-        node = call(match.op, *arguments, **kwargs)
+        op, arguments, kwargs = _functional(match.op, arguments, kwargs)
+        node = call(op, *arguments, **kwargs)
         for index, output in enumerate(match.outputs):
             if output is None:
                 continue
             result = node if len(match.outputs) == 1 else call(operator.getitem, node, index)
             if value(result).dtype != value(output).dtype:
                 result = call(CAST, result, value(output).dtype)
-            if match.permutation is not None:
+            if match.permutation is not None and index < len(match.op._schema.returns):
                 result = call(aten.permute.default, result, match.permutation)
             if match.view is not None:
                 result = call(aten.clone.default, result, memory_format=torch.contiguous_format)

@@ -18,6 +18,7 @@ from torch_deepinfer.inductor.patterns import (
     norm,
     qk_norm_rope,
     rope,
+    rope_cache,
     sampling,
     topk,
 )
@@ -28,6 +29,7 @@ PATTERNS: list[Pattern] = [
     *gemm_widened.PATTERNS,
     *moe.PATTERNS,
     *mla_rope.PATTERNS,
+    *rope_cache.PATTERNS,
     *qk_norm_rope.PATTERNS,
     *norm.PATTERNS,
     *rope.PATTERNS,

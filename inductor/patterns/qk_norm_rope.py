@@ -15,26 +15,36 @@ from torch_deepinfer.inductor.patterns import norm, rope
 
 
 @dataclasses.dataclass
-class _Heads:
+class Heads:
     """q or k: ``rotation`` turns the result of ``norm``, with tokens and heads ``swapped`` in between."""
 
     norm: norm.Norm
     rotation: rope.Rotation
     swapped: bool
 
-    def is_like(self, other: "_Heads") -> bool:
+    def is_like(self, other: "Heads") -> bool:
         """Whether one call can do both."""
         return (self.norm.eps, self.norm.form) == (other.norm.eps, other.norm.form)
 
 
 def match_qk_norm_rope(anchor: Node) -> Match | Miss | None:
+    both = heads_at(anchor)
+    return call(both, rope.is_swapped([heads.rotation for heads in both])) if both else None
+
+
+def heads_at(anchor: Node) -> list[Heads]:
+    """q, or q and k that one call can do; none without a norm."""
     q = _heads(rope.rotation_at(anchor))
     if q is None:
-        return None
+        return []
     k = _heads(rope.partner_of(anchor, q.rotation))
-    both = [q] if k is None or not k.is_like(q) else [q, k]
+    return [q] if k is None or not k.is_like(q) else [q, k]
+
+
+def call(both: list[Heads], swapped: bool) -> Match:
+    """``qk_norm_rope`` of q, or of q and k, as they are rotated or with tokens and heads ``swapped``."""
+    q = both[0]
     missing = [None] * (2 - len(both))
-    swapped = rope.is_swapped([heads.rotation for heads in both])
 
     def arranged(given: Any, is_swapped: bool = False) -> Any:
         return given if is_swapped == swapped else Derived(aten.permute.default, given, (SWAP_HEADS,))
@@ -55,7 +65,7 @@ def match_qk_norm_rope(anchor: Node) -> Match | Miss | None:
     )
 
 
-def _heads(rotation: rope.Rotation | Miss | None) -> _Heads | None:
+def _heads(rotation: rope.Rotation | Miss | None) -> Heads | None:
     if not isinstance(rotation, rope.Rotation):
         return None
     swapped = is_call(rotation.x, aten.permute.default) and list(rotation.x.args[1]) == SWAP_HEADS
@@ -66,7 +76,7 @@ def _heads(rotation: rope.Rotation | Miss | None) -> _Heads | None:
         for node in nearby:
             found = norm.norm_at(node) if is_call(node, *norm.ANCHORS) else None
             if isinstance(found, norm.Norm) and found.output is output:
-                return _Heads(found, rotation, swapped)
+                return Heads(found, rotation, swapped)
     return None
 
 

@@ -79,17 +79,21 @@ def match_rotary_embedding(anchor: Node) -> Match | Miss | None:
         return Miss(f"rotation of {dtype_of(q.x)}")
     k = partner_of(anchor, q)
     rotated = [q] if k is None else [q, k]
-    arguments: list[Any] = [rotation.x for rotation in rotated] + [None] * (k is None)
+    return call(rotated, is_swapped(rotated))
+
+
+def call(rotated: list[Rotation], swapped: bool) -> Match:
+    """``rotary_embedding`` of q, or of q and k, as they are or with tokens and heads ``swapped``."""
+    q, *k = rotated
+    arguments: list[Any] = [rotation.x for rotation in rotated] + [None] * (not k)
     arguments += cosines_and_sines(q)
-    permutation = None
-    if is_swapped(rotated):
+    if swapped:
         # Work on the [batch, tokens, heads, dim] tensors behind the transposed views: the result has their strides.
         arguments = [given and Derived(aten.permute.default, given, (SWAP_HEADS,)) for given in arguments]
-        permutation = SWAP_HEADS
     op = torch.ops.deepinfer.rotary_embedding.default
-    outputs = (q.output, None if k is None else k.output)
-    variant = q.style + (", pair" if k is not None else "")
-    return Match(op, tuple(arguments), outputs, q.options(), variant, permutation)
+    outputs = (q.output, k[0].output if k else None)
+    variant = q.style + (", pair" if k else "")
+    return Match(op, tuple(arguments), outputs, q.options(), variant, SWAP_HEADS if swapped else None)
 
 
 def cosines_and_sines(rotation: Rotation) -> list[Any]:
