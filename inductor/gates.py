@@ -61,6 +61,8 @@ GATES: Mapping[tuple[str, str], Gate] = {
     ("prefill_attention", "cuda"): Gate(True, gain="1.02x to 1.06x in a whole model, on Hopper"),
     ("latent_attention", "cuda"): Gate(True, gain="1.01x in a whole model"),
     ("qk_norm_rope", "cuda"): Gate(True, gain="1.5x to 1.7x, alone"),
+    ("rotary_embedding_cache_", "cuda"): Gate(True),
+    ("qk_norm_rope_cache_", "cuda"): Gate(True),
     ("mla_qk_rope", "cuda"): Gate(True, gain="1.3x to 2.3x, alone"),
     ("mla_q_rope", "cuda"): Gate(False, reason="no gain over rotary_embedding in a whole model"),
     ("add_rms_norm", "cuda"): Gate(True, gain="1.01x to 1.04x in a whole model"),
