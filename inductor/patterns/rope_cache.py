@@ -50,21 +50,25 @@ def match_rotary_embedding_cache(anchor: Node) -> Match | Miss | None:
     if not isinstance(q, rope.Rotation):
         return None
     k = rope.partner_of(anchor, q)
-    return None if k is None else _cached(torch.ops.deepinfer.rotary_embedding_cache_.default, [q, k], rope.call)
+    if k is None:
+        return None
+    if _write_of(q.output) is not None:
+        q, k = k, q
+    return _cached(torch.ops.deepinfer.rotary_embedding_cache_.default, q, k, rope.call([q, k], swapped=True))
 
 
 def match_qk_norm_rope_cache(anchor: Node) -> Match | Miss | None:
     both = qk_norm_rope.heads_at(anchor)
     if len(both) != 2:
         return None
-    op = torch.ops.deepinfer.qk_norm_rope_cache_.default
-    rotations = [heads.rotation for heads in both]
-    return _cached(op, rotations, lambda _, swapped: qk_norm_rope.call(both, swapped))
+    if _write_of(both[0].rotation.output) is not None:
+        both.reverse()
+    q, k = (heads.rotation for heads in both)
+    return _cached(torch.ops.deepinfer.qk_norm_rope_cache_.default, q, k, qk_norm_rope.call(both, swapped=True))
 
 
-def _cached(op: Any, both: list[rope.Rotation], call: Any) -> Match | Miss | None:
-    """The call of ``op`` for q and k, if k goes to a cache and v as well."""
-    q, k = both
+def _cached(op: Any, q: rope.Rotation, k: rope.Rotation, rotated: Match) -> Match | Miss | None:
+    """What ``rotated`` does to q and k by ``op`` instead, if k goes to a cache and v as well."""
     keys = _write_of(k.output)
     if keys is None:
         return None
@@ -77,23 +81,12 @@ def _cached(op: Any, both: list[rope.Rotation], call: Any) -> Match | Miss | Non
         reason = _obstacle(written)
         if reason is not None:
             return Miss(reason)
-    found = call(both, True)
-    q_rows, k_rows, *others = found.args
-    v_rows = Derived(aten.permute.default, values.rows, (SWAP_HEADS,))
-    # eps is the last argument of an op with norms.
-    angles = 2 if found.op == torch.ops.deepinfer.rotary_embedding.default else 4
-    arguments = (
-        q_rows,
-        k_rows,
-        v_rows,
-        *others[:angles],
-        keys.cache,
-        values.cache,
-        _slots(keys),
-        *others[angles:],
-    )
-    outputs = (q.output, keys.output, values.output)
-    return dataclasses.replace(found, op=op, args=arguments, outputs=outputs)
+    # What comes behind cos and sin, which is eps, comes behind the caches.
+    angles = 2 + [argument.name for argument in rotated.op._schema.arguments].index("cos")
+    v = Derived(aten.permute.default, values.rows, (SWAP_HEADS,))
+    caches = keys.cache, values.cache, _slots(keys)
+    arguments = (*rotated.args[:2], v, *rotated.args[2:angles], *caches, *rotated.args[angles:])
+    return dataclasses.replace(rotated, op=op, args=arguments, outputs=(q.output, keys.output, values.output))
 
 
 def _write_of(rows: Node) -> _Write | None:
