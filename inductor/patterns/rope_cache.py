@@ -78,6 +78,8 @@ def _cached(op: Any, q: rope.Rotation, k: rope.Rotation, rotated: Match) -> Matc
     if depends_on(values.rows, q.output) or depends_on(values.rows, keys.output):
         return Miss("the values depend on the rotated q and k")
     for written in (keys, values):
+        if written.cache.op not in ("placeholder", "get_attr"):
+            return None  # what a window is cut from, for instance
         reason = _obstacle(written)
         if reason is not None:
             return Miss(reason)
@@ -91,6 +93,7 @@ def _cached(op: Any, q: rope.Rotation, k: rope.Rotation, rotated: Match) -> Matc
 
 def _write_of(rows: Node) -> _Write | None:
     """Where the only user of ``rows`` puts them."""
+    rows = only_user(rows, aten.clone.default) or rows  # a cat with the columns that do not rotate, if there are none
     put = only_user(rows, *PUTS)
     written = _write_at(put) if put is not None else None
     return written if written is not None and written.rows is rows else None
@@ -122,8 +125,6 @@ def _next_write(keys: _Write) -> _Write | None:
 
 def _obstacle(written: _Write) -> str | None:
     """Why the cache could not be written where it is, if so."""
-    if written.cache.op not in ("placeholder", "get_attr"):
-        return "the cache is no input of the graph"
     kept = [copy for copy in users(written.cache, aten.copy_.default) if copy.args[0] is written.cache]
     if not kept or kept[-1].args[1] is not written.output:
         return "the cache does not keep what is written"
