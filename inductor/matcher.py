@@ -56,8 +56,8 @@ class Match:
     of an op are followed by the new values of the arguments that it writes.
 
     ``variant`` names the form that was found. With ``permutation`` every result that the op returns is permuted before
-    it replaces a node; with ``view`` it is made contiguous and gets this shape. The graph computes the outputs from the inputs of the op
-    and from ``known`` nodes, whose values the pattern has worked out and the op does without.
+    it replaces a node; with ``view`` it is made contiguous and gets this shape. The graph computes the outputs from the
+    inputs of the op and from ``known`` nodes, whose values the pattern has worked out and the op does without.
     """
 
     op: OpOverload

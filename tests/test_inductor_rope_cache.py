@@ -1,4 +1,4 @@
-"""Rotations whose k goes to a cache, and v to another one: what is found, what is not, and where the caches lie then."""
+"""Rotations whose k goes to a cache, and v to another one: what is found, what is not, and where the caches stay."""
 
 import copy
 import re
@@ -8,7 +8,18 @@ import torch
 import transformers
 from checking import assert_bit_equal
 from graphs import swaps, traced
-from test_inductor_patterns import ALL, DTYPES, NORMS, ROTATIONS, angles, half, interleaved_to_half, partial, split, split_back
+from test_inductor_patterns import (
+    ALL,
+    DTYPES,
+    NORMS,
+    ROTATIONS,
+    angles,
+    half,
+    interleaved_to_half,
+    partial,
+    split,
+    split_back,
+)
 from tiny_models import decode_inputs, prompt, tiny_model
 from torch._inductor.utils import run_and_get_code
 
@@ -255,7 +266,7 @@ def test_what_is_read_afterwards_is_what_was_written():
 
 def test_caches_that_share_memory():
     """Both are the same tensor: the compiler sees one input."""
-    *given, keys, values, position = inputs(torch.bfloat16)
+    *given, keys, _, position = inputs(torch.bfloat16)
 
     def apply(*given):
         return changed(both)(*given[:-2], given[-2], given[-2], given[-1])

@@ -225,8 +225,10 @@ void rotate_rows(const RopeArgs& args, const RopeTensor& x, int64_t begin, int64
     for (int64_t j = 0; j < positions; ++j) {
       in_offset[j] = row_offset(x.in_groups, first_group + j);
       out_offset[j] = row_offset(x.out_groups, first_group + j);
-      if (cached)
-        out_offset[j] += slot_at(args.cache, row_offset(args.cache.slot_groups, first_group + j)) * args.cache.key_stride;
+      if (cached) {
+        const int64_t at = row_offset(args.cache.slot_groups, first_group + j);
+        out_offset[j] += slot_at(args.cache, at) * args.cache.key_stride;
+      }
       rest_offset[j] = row_offset(x.rest_groups, first_group + j);
     }
     for (int64_t first = 0; first < half; first += kPairs) {

@@ -1,10 +1,10 @@
 """A rotation of q and k, with or without norms, whose k goes to a cache at once, and v to another one: one
 ``deepinfer.rotary_embedding_cache_`` or ``deepinfer.qk_norm_rope_cache_``.
 
-The graph is functional: a cache is an input, ``index_put`` makes a new one of it, which attention reads, and a ``copy_``
-at the end of the graph makes that the value of the input. The op writes its caches where they are, if the compiler
-finds that nobody needs the old values any more. So only caches are taken that are inputs, that nothing else reads, and
-that keep what is written here.
+The graph is functional: a cache is an input, ``index_put`` makes a new one of it, which attention reads, and a
+``copy_`` at the end of the graph makes that the value of the input. The op writes its caches where they are, if the
+compiler finds that nobody needs the old values any more. So only caches are taken that are inputs, that nothing else
+reads, and that keep what is written here.
 """
 
 import dataclasses
