@@ -22,6 +22,10 @@ bad_calls = {
     r"rotary_embedding: positions must lie in \\[0, 5\\), got 5": lambda: ops.rotary_embedding(
         x, None, torch.rand(5, 8, device="cuda"), torch.rand(5, 8, device="cuda"), cuda(0, 5, dtype=torch.int64)
     ),
+    r"rotary_embedding_cache_: cache_position must lie in \\[0, 5\\), got 5": lambda: ops.rotary_embedding_cache_(
+        *[torch.rand(1, 1, 2, 8, device="cuda")] * 3, *[torch.rand(8, device="cuda")] * 2,
+        *torch.rand(2, 1, 2, 5, 8, device="cuda"), cuda(5)
+    ),
 }
 for message, call in bad_calls.items():
     with pytest.raises(ValueError, match=message):

@@ -39,6 +39,8 @@ from test_inductor_moe import (
 )
 from test_inductor_patterns import NORMS, angles, half, heads_first, interleaved_to_half, pairs, partial, split
 from test_inductor_qk_norm_rope import norm_then_swap
+from test_inductor_rope_cache import inputs as step_inputs
+from test_inductor_rope_cache import step
 from test_inductor_sinks import sinks_of
 from test_inductor_sinks import spelled as spelled_sinks
 from torch._inductor.custom_graph_pass import CustomGraphPass
@@ -141,6 +143,12 @@ def other_constant(value: Any, choose: random.Random) -> Any:
     return value
 
 
+def outcome(module: GraphModule, inputs: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    """The results, and what the inputs are then: caches are written."""
+    given = copy.deepcopy(inputs)
+    return [*Interpreter(module).run(*given), *given]
+
+
 def is_tied(module: GraphModule, inputs: tuple[torch.Tensor, ...]) -> bool:
     """Whether some top-k has equal candidates: which of them is taken is then free."""
 
@@ -156,7 +164,7 @@ def is_tied(module: GraphModule, inputs: tuple[torch.Tensor, ...]) -> bool:
             return result
 
     check = Check(module)
-    check.run(*inputs)
+    check.run(*copy.deepcopy(inputs))
     return check.tied
 
 
@@ -197,6 +205,8 @@ SUBJECTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "rms_norm in bf16": lambda: (NORMS["mul_cast"], torch.randn(32, 32).bfloat16(), torch.randn(32).bfloat16()),
     "add_rms_norm": lambda: (residual_norm, torch.randn(32, 32), torch.randn(32, 32), torch.randn(32)),
     "qk_norm_rope": normed_q_and_k,
+    "rotary_embedding_cache_": lambda: (step(half), *step_inputs(torch.float32)),
+    "qk_norm_rope_cache_": lambda: (step(partial, NORMS["cast_mul"]), *step_inputs(torch.float32)),
     "mla_qk_rope": lambda: (latent(interleaved_to_half, assigned), *latent_inputs(torch.float32)),
     "mla_qk_rope, cached": lambda: (latent(half, cats, cached=True), *latent_inputs(torch.float32)),
     "partial": lambda: q_and_k(partial),
@@ -238,13 +248,13 @@ def test_mutants_keep_their_values(name, mutants=80):
             FakeTensorProp(module, FakeTensorMode()).propagate(*inputs)
             if reads_past_its_end(graph):
                 continue
-            expected = Interpreter(module).run(*inputs)
+            expected = outcome(module, inputs)
             if not change or is_tied(module, inputs):
                 continue
         except Exception:  # not a program
             continue
         swapped.append(rewrite(graph, SETTINGS).swapped.total())
-        actual = Interpreter(GraphModule({}, graph)).run(*inputs)
+        actual = outcome(GraphModule({}, graph), inputs)
         for ours, theirs in zip(actual, expected, strict=True):
             assert ours.dtype == theirs.dtype and ours.shape == theirs.shape, change
             tolerance = 2e-2 if theirs.dtype == torch.bfloat16 else 2e-5

@@ -126,7 +126,7 @@ def _next_write(keys: _Write) -> _Write | None:
 def _obstacle(written: _Write) -> str | None:
     """Why the cache could not be written where it is, if so."""
     kept = [copy for copy in users(written.cache, aten.copy_.default) if copy.args[0] is written.cache]
-    if not kept or kept[-1].args[1] is not written.output:
+    if len(kept) != 1 or kept[0].args[1] is not written.output:
         return "the cache does not keep what is written"
     if {*written.cache.users} != {written.output, *kept}:
         return "the cache is read before it is written, or as it was"
