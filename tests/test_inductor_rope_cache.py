@@ -128,6 +128,13 @@ def test_positions_from_the_end():
     assert found(step(half, write=assigned), *given, position - 4) == ROTATION
 
 
+def test_angles_of_two_dimensions():
+    def rotate(x, cos, sin):
+        return half(x, cos[0, 0], sin[0, 0])
+
+    assert found(step(rotate), *inputs(torch.bfloat16)) == APART
+
+
 def test_k_first():
     def apply(q, k, v, _, __, cos, sin, keys, values, position):
         cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)

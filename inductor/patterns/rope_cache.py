@@ -70,7 +70,7 @@ def match_qk_norm_rope_cache(anchor: Node) -> Match | Miss | None:
 def _cached(op: Any, q: rope.Rotation, k: rope.Rotation, rotated: Match) -> Match | Miss | None:
     """What ``rotated`` does to q and k by ``op`` instead, if k goes to a cache and v as well."""
     keys = _write_of(k.output)
-    if keys is None:
+    if keys is None or any(value(node).dim() != 4 for node in (q.x, k.x, *q.angles)):
         return None
     values = _next_write(keys)
     if values is None:
