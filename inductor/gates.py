@@ -59,7 +59,7 @@ GATES: Mapping[tuple[str, str], Gate] = {
         True, gain="5x to 6x, alone", reason="too few blocks to fill the device", min_rows=256
     ),
     ("prefill_attention", "cuda"): Gate(True, gain="1.02x to 1.06x in a whole model, on Hopper"),
-    ("latent_attention", "cuda"): Gate(True, gain="1.01x in a whole model"),
+    ("latent_attention", "cuda"): Gate(True, gain="1.00x to 1.01x in a whole model"),
     ("qk_norm_rope", "cuda"): Gate(True, gain="1.5x to 1.7x, alone"),
     ("rotary_embedding_cache_", "cuda"): Gate(False, reason="1.004x to 1.006x in a whole model"),
     ("qk_norm_rope_cache_", "cuda"): Gate(True, gain="1.006x to 1.02x in a whole model at decode"),
