@@ -129,21 +129,22 @@ DEVICE void load_tokens(const GemmKernelArgs& args, const GemmRing<c>& ring, int
   }
 }
 
-// By the thread that loads. Of the first tile, the weight is on its way before the tokens are there.
+// By the thread that loads. Where tiles are handed out, the weight of the first one is on its way before the tokens are
+// there.
 template <GemmConfig c>
 DEVICE void load_tiles(const GemmKernelArgs& args, const GemmRing<c>& ring, const GemmTiles<c>& tiles, uint32_t rank,
                        TileQueue<c> queue) {
   constexpr int depth = GemmShape<c>::depth;
   const uint64_t policy = cache_policy(args.weight_read_once);
   RingPlace<c.stages> place;
-  bool waits = args.problem.settled;
+  bool waits = c.handed_out && args.problem.settled;
   for (GemmWork<c> work(args, tiles, rank, true, queue); work.next() || work.next_part();) {
     const GemmTile& tile = work.tile;
     const int early = !waits ? 0 : work.end - work.begin < c.stages ? work.end - work.begin : c.stages;
     for (int i = 0; i < early; ++i) load_weight<c>(args, ring, i, tile, tile.k + (work.begin + i) * depth, policy);
     if (waits && !args.problem.awaited) wait_for_previous_kernel();
     waits = false;
-    if constexpr (GemmTiles<c>::counted)
+    if constexpr (c.handed_out)
       if (args.problem.awaited) tiles.await_rows(tile.expert);
     for (int step = work.begin; step < work.end; ++step, place.advance()) {
       const int k = tile.k + step * depth;
@@ -186,10 +187,14 @@ DEVICE void gemm(const GemmKernelArgs& args) {
   GemmTiles<c> tiles;
   if (!problem.settled) wait_for_previous_kernel();
   tiles.prepare(problem);
-  // The thread that loads waits later if it can.
   const bool loads_all = threadIdx.x == c.warpgroups * 128;
-  if (!loads_all) {
-    if (!problem.awaited) wait_for_previous_kernel();
+  if constexpr (c.handed_out) {
+    if (!loads_all) {  // who loads waits later
+      if (!problem.awaited) wait_for_previous_kernel();
+      let_next_kernel_start();
+    }
+  } else {
+    wait_for_previous_kernel();
     let_next_kernel_start();
   }
   const uint32_t rank = c.cluster > 1 ? block_in_cluster() : 0;
@@ -237,7 +242,7 @@ DEVICE void gemm(const GemmKernelArgs& args) {
   if constexpr (GemmTiles<c>::counted) {
     if (problem.fill) tiles.fill_other_rows(problem);
   }
-  if (problem.awaited) wait_for_previous_kernel();  // so that who waits for this kernel has waited for that one
+  if (c.handed_out && problem.awaited) wait_for_previous_kernel();  // so that who waits for this kernel has waited for that one
 #endif
 }
 
