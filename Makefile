@@ -1,7 +1,7 @@
 # The two commands of the README. Each sets up what it needs in .venv and says what it does.
 #   make demo   compile a real model with backend="deepinfer" and print what it brings
 #   make test   build, lint, type-check and test
-#   make test-npu   the tests of NPU kernels on a stand-in for NPUs of two kinds; `make test` runs a fifth of them
+#   make test-npu   the tests of NPU kernels on a stand-in for NPUs of two kinds; `make test` runs a tenth of them
 #   make test-old   the tests of the compile backend with the oldest supported torch and transformers
 # Also: make bench, make wheel, make clean. ARGS="..." is passed on to what runs.
 # Choose another interpreter or version: make PYTHON=python3.12 TORCH="torch==2.12.*" TRANSFORMERS="transformers==5.17.*"
@@ -55,7 +55,7 @@ test: install
 	$(BIN)/mypy
 	@echo "==> tests"
 	$(BIN)/python -m pytest $(ARGS)
-	$(if $(ARGS),,$(MAKE) test-npu NPU_SAMPLE=5)
+	$(if $(ARGS),,$(MAKE) test-npu NPU_SAMPLE=10)
 
 $(NPU_VENV)/torch.done:
 	@echo "==> creating $(NPU_VENV) and installing $(NPU_TORCH)"
