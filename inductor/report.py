@@ -115,9 +115,8 @@ def to_counter(done: Rewrites, graph: Graph) -> Counter[str]:
     keys.update({_key("declined", *pair): count for pair, count in done.declined.items()})
     keys.update({_key("missed", *pair): count for pair, count in done.missed.items()})
     for node in graph.nodes:
-        target = (
-            node.args[0] if node.target is auto_functionalized_v2 else node.target
-        )  # of an op that writes arguments
+        # The first argument of the wrapper around an op that writes arguments is the op.
+        target = node.args[0] if node.target is auto_functionalized_v2 else node.target
         if isinstance(target, torch._ops.OpOverload) and target.namespace == "deepinfer":
             keys[_key("op", target._opname)] += 1
     return keys
